@@ -1,0 +1,31 @@
+# Every target sets itself up: the first one makes .venv from requirements.lock.
+PYTHON ?= $(shell command -v python3.11 || command -v python3)
+VENV   := .venv
+READY  := $(VENV)/.ready
+
+.PHONY: help setup demo test lint
+
+help:
+	@echo "make demo   train ATLAS and LeWM on TwoRoom, plan with both, results in runs/demo/ (about 10 minutes on 2 cores)"
+	@echo "make test   lint, types and the whole test suite"
+	@echo "make setup  only make .venv (the other targets do it when needed)"
+
+setup: $(READY)
+
+$(READY): requirements.lock pyproject.toml
+	@echo "Setting up $(VENV) (about 7 GB with the CUDA build of torch, a few minutes) ..."
+	$(PYTHON) -m venv $(VENV)
+	$(VENV)/bin/python -m pip install --quiet --disable-pip-version-check -r requirements.lock
+	$(VENV)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --editable .
+	@touch $@
+
+demo: $(READY)
+	$(VENV)/bin/atlas demo
+
+lint: $(READY)
+	$(VENV)/bin/ruff check .
+	$(VENV)/bin/ruff format --check .
+	$(VENV)/bin/mypy
+
+test: lint
+	$(VENV)/bin/python -m pytest

@@ -1,0 +1,235 @@
+"""Every setting of a run, as frozen dataclasses with checks. The defaults are the paper's (Table hparams).
+
+What is known only from the data (the action size) is an argument of the model, not a setting.
+"""
+
+import dataclasses
+from dataclasses import dataclass, field
+from types import UnionType
+from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+
+from atlas_wm.errors import UserError, unknown
+
+T = TypeVar("T")
+RGB = tuple[float, float, float]
+IMAGENET_MEAN: RGB = (0.485, 0.456, 0.406)
+IMAGENET_STD: RGB = (0.229, 0.224, 0.225)
+
+
+def _require(condition: bool, message: str) -> None:
+    if not condition:
+        raise UserError(message)
+
+
+@dataclass(frozen=True)
+class EncoderConfig:
+    """The ViT. Defaults: ViT-Tiny with patch 14, trained from scratch."""
+
+    image_size: int = 224
+    """Frames are reduced to this many pixels a side before they enter the encoder."""
+    patch_size: int = 14
+    width: int = 192
+    depth: int = 12
+    heads: int = 3
+    mlp_ratio: float = 4.0
+    positions: Literal["random", "sincos"] = "random"
+    """Start of the learned position embedding: std 0.02, or low 2-D sine-cosine waves of amplitude 1."""
+    pixel_mean: RGB = IMAGENET_MEAN
+    pixel_std: RGB = IMAGENET_STD
+
+    def __post_init__(self) -> None:
+        _require(
+            self.image_size % self.patch_size == 0,
+            f"encoder.image_size {self.image_size} is not a multiple of encoder.patch_size {self.patch_size}",
+        )
+        _require(
+            self.width % self.heads == 0,
+            f"encoder.width {self.width} is not divisible by encoder.heads {self.heads}",
+        )
+        _require(
+            self.positions != "sincos" or self.width % 4 == 0,
+            f"encoder.positions 'sincos' needs a width divisible by 4, not {self.width}",
+        )
+        _require(min(self.pixel_std) > 0, "encoder.pixel_std must be positive")
+
+
+@dataclass(frozen=True)
+class PredictorConfig:
+    """The causal Transformer over latents, conditioned on actions by AdaLN-zero."""
+
+    width: int = 192
+    depth: int = 6
+    heads: int = 16
+    head_dim: int = 64
+    mlp: int = 2048
+    dropout: float = 0.1
+    positions_std: float = 1.0
+    """Start of the learned position embedding. LeWM's is 1; a narrow predictor drowns in that."""
+
+    def __post_init__(self) -> None:
+        _require(0 <= self.dropout < 1, f"predictor.dropout must lie in [0, 1), not {self.dropout}")
+
+
+@dataclass(frozen=True)
+class ModelConfig:
+    encoder: EncoderConfig = field(default_factory=EncoderConfig)
+    predictor: PredictorConfig = field(default_factory=PredictorConfig)
+    latent: int = 192
+    """Size d of the planning latent z."""
+    hidden: int = 2048
+    """Hidden width of the projector and of the prediction head."""
+    action_smooth: int = 10
+    """Width of the first, linear layer of the action encoder."""
+    action_hidden: int = 768
+    history: int = 3
+    """Frames the predictor sees."""
+    frameskip: int = 5
+    """Environment steps per model step: one model action is a block of this many actions."""
+
+    def __post_init__(self) -> None:
+        _require(self.history >= 1 and self.frameskip >= 1, "model.history and model.frameskip must be >= 1")
+
+    @property
+    def clip_frames(self) -> int:
+        return self.history + 1
+
+    @property
+    def clip_rows(self) -> int:
+        """Dataset rows from the first to the last frame of a clip, both included: 16 in the paper."""
+        return self.history * self.frameskip + 1
+
+
+@dataclass(frozen=True)
+class ObjectiveConfig:
+    """Weights of the loss terms: L = L_pred + λ·L_WEM + μ·L_OOD. A weight of 0 leaves the term out."""
+
+    prediction: float = 1.0
+    wemreg: float = 0.0
+    """λ, exact sliced Wasserstein-2 to a Gaussian."""
+    sigreg: float = 0.0
+    """LeWM's characteristic-function regulariser."""
+    relational: float = 0.0
+    """μ, OOD-recovery: z keeps the pairwise geometry of the mean patch token."""
+    directions: int = 1024
+    """Random projections a step, for wemreg and sigreg."""
+
+    def __post_init__(self) -> None:
+        for name in ("prediction", "wemreg", "sigreg", "relational"):
+            _require(getattr(self, name) >= 0, f"objective.{name} must be >= 0, not {getattr(self, name)}")
+        _require(self.directions >= 1, "objective.directions must be >= 1")
+
+    @property
+    def terms(self) -> tuple[str, ...]:
+        """Names of the terms that take part."""
+        return tuple(n for n in ("prediction", "wemreg", "sigreg", "relational") if getattr(self, n) > 0)
+
+
+@dataclass(frozen=True)
+class TrainConfig:
+    epochs: int = 10
+    steps: int | None = None
+    """Optimiser steps in all; overrides epochs."""
+    batch: int = 128
+    """Clips a step."""
+    lr: float = 5e-5
+    weight_decay: float = 1e-3
+    warmup: float = 0.01
+    """Share of the steps with a linearly rising rate; cosine to 0 after that."""
+    clip: float = 1.0
+    """Largest gradient norm."""
+    precision: Literal["auto", "32-true", "bf16-mixed"] = "auto"
+    """auto: bf16-mixed on a GPU, 32-true elsewhere."""
+    seed: int = 3072
+    split: Literal["clips", "episodes"] = "clips"
+    """What the validation part is made of. The paper holds out clips; episodes keep it truly unseen."""
+    holdout: float = 0.1
+    """Share of the data that only monitors."""
+    batchnorm_batches: int = 0
+    """Batches over which BatchNorm statistics are measured again after the last step; 0 keeps the averages."""
+    workers: int = 0
+    """Loader processes; 0 loads in the training process."""
+    log_every: int = 10
+    validate_every: int = 500
+
+    def __post_init__(self) -> None:
+        for name in ("epochs", "batch", "lr", "clip", "log_every", "validate_every"):
+            _require(getattr(self, name) > 0, f"train.{name} must be positive, not {getattr(self, name)}")
+        _require(self.steps is None or self.steps > 0, f"train.steps must be positive, not {self.steps}")
+        _require(0 <= self.warmup < 1, f"train.warmup is a share in [0, 1), not {self.warmup}")
+        _require(0 < self.holdout < 1, f"train.holdout is a share in (0, 1), not {self.holdout}")
+        _require(self.batch >= 2, "train.batch must be at least 2: the losses are statistics of a batch")
+
+
+@dataclass(frozen=True)
+class PlanConfig:
+    """Cross-entropy method over blocks of standardised actions."""
+
+    candidates: int = 300
+    iterations: int = 30
+    elites: int = 30
+    horizon: int = 5
+    """Blocks looked ahead."""
+    execute: int = 5
+    """Blocks executed before planning again."""
+    candidate_chunk: int | None = None
+    """Most candidates rolled out at once; bounds memory. None: all of one episode."""
+
+    def __post_init__(self) -> None:
+        _require(
+            2 <= self.elites <= self.candidates,
+            f"plan.elites must lie between 2 and plan.candidates ({self.candidates}), not {self.elites}",
+        )
+        _require(self.iterations >= 1 and self.horizon >= 1, "plan.iterations and plan.horizon must be >= 1")
+        _require(
+            1 <= self.execute <= self.horizon,
+            f"plan.execute must lie between 1 and plan.horizon ({self.horizon}), not {self.execute}",
+        )
+        _require(self.candidate_chunk is None or self.candidate_chunk >= 1, "plan.candidate_chunk must be >= 1")
+
+
+@dataclass(frozen=True)
+class RunConfig:
+    model: ModelConfig = field(default_factory=ModelConfig)
+    objective: ObjectiveConfig = field(default_factory=ObjectiveConfig)
+    train: TrainConfig = field(default_factory=TrainConfig)
+    plan: PlanConfig = field(default_factory=PlanConfig)
+
+
+def to_dict(config: Any) -> dict[str, Any]:
+    return dataclasses.asdict(config)
+
+
+def from_dict(cls: type[T], data: Any, where: str = "config") -> T:
+    """The strict inverse of :func:`to_dict`: unknown names and wrong types are errors that say where."""
+    if not isinstance(data, dict):
+        raise UserError(f"{where} must be an object, not {type(data).__name__}")
+    hints = get_type_hints(cls)
+    for name in data:
+        if name not in hints:
+            raise unknown(f"setting in {where}", str(name), hints)
+    return cls(**{name: _parse(hints[name], value, f"{where}.{name}") for name, value in data.items()})
+
+
+def _parse(hint: Any, value: Any, where: str) -> Any:
+    origin = get_origin(hint)
+    if dataclasses.is_dataclass(hint):
+        return from_dict(hint, value, where)  # type: ignore[arg-type]
+    if origin is Literal and value in get_args(hint):
+        return value
+    if origin in (Union, UnionType):
+        if value is None:
+            return None
+        return _parse(next(a for a in get_args(hint) if a is not type(None)), value, where)
+    if origin is tuple and isinstance(value, (list, tuple)) and len(value) == len(get_args(hint)):
+        return tuple(
+            _parse(a, v, f"{where}[{i}]") for i, (a, v) in enumerate(zip(get_args(hint), value, strict=True))
+        )
+    if origin is dict and isinstance(value, dict):
+        _, of = get_args(hint)
+        return {str(k): _parse(of, v, f"{where}.{k}") for k, v in value.items()}
+    if hint is float and isinstance(value, (int, float)) and not isinstance(value, bool):
+        return float(value)
+    if hint in (int, str) and type(value) is hint:
+        return value
+    name = getattr(hint, "__name__", None) if origin is None else str(hint)
+    raise UserError(f"{where} must be {name or hint}, not {value!r}")

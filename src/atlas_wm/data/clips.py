@@ -1,0 +1,90 @@
+"""Clips: short windows of an episode, the unit of training."""
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from atlas_wm.config import ModelConfig, TrainConfig
+from atlas_wm.data.dataset import EpisodeData
+from atlas_wm.errors import UserError
+from atlas_wm.normalize import Normalizer
+
+
+class Batch(NamedTuple):
+    frames: Tensor  # (B, T, 3, S, S) uint8
+    actions: Tensor  # (B, T-1, frameskip·A) standardised: the block from each frame to the next
+
+
+@dataclass(frozen=True)
+class ClipIndex:
+    """Where clips start: C of them."""
+
+    episode: np.ndarray  # (C,)
+    start: np.ndarray  # (C,) row within the episode
+
+    def __len__(self) -> int:
+        return len(self.episode)
+
+    def take(self, which: np.ndarray) -> "ClipIndex":
+        return ClipIndex(self.episode[which], self.start[which])
+
+
+def clip_index(lengths: np.ndarray, rows: int) -> ClipIndex:
+    """Every window of ``rows`` rows that lies within an episode."""
+    counts = np.maximum(lengths - rows + 1, 0)
+    if counts.sum() == 0:
+        raise UserError(f"no episode has the {rows} rows of a clip (the longest has {lengths.max(initial=0)})")
+    episode = np.repeat(np.arange(len(lengths)), counts)
+    first = np.repeat(np.cumsum(counts) - counts, counts)
+    return ClipIndex(episode, np.arange(counts.sum()) - first)
+
+
+def held_out_episodes(episodes: int, config: TrainConfig) -> np.ndarray:
+    """Which episodes only monitor when the split is by episodes: a mask (E,), fixed by the seed."""
+    order = np.random.default_rng([config.seed, 0]).permutation(episodes)
+    mask = np.zeros(episodes, dtype=bool)
+    mask[order[: max(1, round(config.holdout * episodes))]] = True
+    return mask
+
+
+def split_clips(index: ClipIndex, episodes: int, config: TrainConfig) -> tuple[ClipIndex, ClipIndex]:
+    """Training and validation clips."""
+    if config.split == "episodes":
+        held_out = held_out_episodes(episodes, config)[index.episode]
+    else:
+        order = np.random.default_rng([config.seed, 0]).permutation(len(index))
+        held_out = np.zeros(len(index), dtype=bool)
+        held_out[order[: max(1, round(config.holdout * len(index)))]] = True
+    parts = index.take(np.flatnonzero(~held_out)), index.take(np.flatnonzero(held_out))
+    if not all(len(part) for part in parts):
+        raise UserError("too few episodes to hold some out: collect more, or use --train.split clips")
+    return parts
+
+
+def fit_normalizer(data: EpisodeData, clips: ClipIndex, config: ModelConfig) -> Normalizer:
+    """Action statistics of the rows that training clips cover, each row once."""
+    first = data.offsets[clips.episode] + clips.start
+    edges = np.zeros(len(data.actions) + 1, dtype=np.int64)
+    np.add.at(edges, first, 1)
+    np.add.at(edges, first + config.clip_rows - 1, -1)  # the last frame's action leads out of the clip
+    return Normalizer.fit(data.actions[np.cumsum(edges[:-1]) > 0])
+
+
+class ClipDataset(torch.utils.data.Dataset[Batch]):
+    """Batches of clips by their numbers; the loader hands over a whole list at once."""
+
+    def __init__(self, data: EpisodeData, clips: ClipIndex, normalizer: Normalizer, config: ModelConfig):
+        self.data, self.clips, self.normalizer, self.config = data, clips, normalizer, config
+
+    def __len__(self) -> int:
+        return len(self.clips)
+
+    def __getitems__(self, which: list[int]) -> Batch:
+        clips = self.clips.take(np.asarray(which))
+        rows = (self.data.offsets[clips.episode] + clips.start)[:, None] + np.arange(self.config.clip_rows - 1)
+        actions = self.normalizer.apply(torch.from_numpy(self.data.actions[rows]))  # (B, 15, A)
+        blocks = actions.unflatten(1, (self.config.history, self.config.frameskip)).flatten(2)
+        return Batch(self.data.frames(clips.episode, clips.start, self.config.clip_frames), blocks)

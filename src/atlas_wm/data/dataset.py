@@ -1,0 +1,92 @@
+"""A stable-worldmodel dataset, opened: actions and states in memory, frames when asked for."""
+
+import hashlib
+import os
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from atlas_wm.errors import UserError
+from atlas_wm.frames import reduce_frames
+from atlas_wm.tasks.base import Task
+
+
+class EpisodeData:
+    """Rows of all episodes, one after the other: R rows, E episodes.
+
+    Frames come from the ``pixels`` column, or, where there is none, are drawn from the states by the task.
+    """
+
+    def __init__(self, path: str | Path, task: Task, image_size: int, frameskip: int):
+        self.path = find_dataset(path, task)
+        self.task, self.image_size, self.frameskip = task, image_size, frameskip
+        try:
+            self._reader = _open(self.path, frameskip)
+            columns = self._reader.column_names
+            if "action" not in columns:
+                raise UserError(f"{self.path} has no column 'action' (it has: {', '.join(sorted(columns))})")
+            state_column = next((c for c in task.state_columns if c in columns), None)
+            if state_column is None:
+                wanted = " or ".join(repr(c) for c in task.state_columns)
+                raise UserError(f"{self.path} has no state column {wanted} (it has: {', '.join(sorted(columns))})")
+            self.actions = np.asarray(self._reader.get_col_data("action"), np.float32)  # (R, A)
+            self.states = np.asarray(self._reader.get_col_data(state_column), np.float32)  # (R, s)
+            self.lengths = np.asarray(self._reader.lengths, np.int64)  # (E,)
+            self.offsets = np.asarray(self._reader.offsets, np.int64)  # (E,)
+            self.has_pixels = "pixels" in columns
+            if self.has_pixels:
+                self._reader = _open(self.path, frameskip, ["pixels"])
+        except (OSError, KeyError, ValueError) as error:
+            if isinstance(error, UserError):
+                raise
+            raise UserError(f"{self.path} cannot be read as a stable-worldmodel dataset: {error}") from error
+        if self.actions.ndim != 2 or self.actions.shape[1] != task.action_size:
+            raise UserError(
+                f"{self.path}: column 'action' has shape {self.actions.shape}, "
+                f"{task.name} needs (rows, {task.action_size})"
+            )
+
+    def frames(self, episodes: np.ndarray, starts: np.ndarray, count: int) -> Tensor:
+        """``count`` frames, ``frameskip`` rows apart, from each (episode, start): (B, count, 3, S, S) uint8."""
+        if not self.has_pixels:
+            rows = (self.offsets[episodes] + starts)[:, None] + self.frameskip * np.arange(count)
+            drawn = self.task.draw(self.states[rows.reshape(-1)], self.image_size)
+            return drawn.unflatten(0, (len(episodes), count))
+        ends = starts + self.frameskip * (count - 1) + 1
+        chunks = self._reader.load_chunk(episodes, starts, ends)
+        pixels = torch.stack([torch.as_tensor(chunk["pixels"]) for chunk in chunks])
+        return reduce_frames(pixels.flatten(0, 1), self.image_size).unflatten(0, pixels.shape[:2])
+
+    def frame(self, row: int) -> Tensor:
+        """The frame of one row: (1, 3, S, S) uint8."""
+        episode = int(np.searchsorted(self.offsets, row, side="right") - 1)
+        return self.frames(np.array([episode]), np.array([row - self.offsets[episode]]), 1)[0]
+
+    def content_hash(self) -> str:
+        """sha256 of lengths, actions and states: the same for the same episodes in any file format."""
+        digest = hashlib.sha256()
+        for array in (self.lengths, self.actions, self.states):
+            digest.update(np.ascontiguousarray(array).tobytes())
+        return digest.hexdigest()[:16]
+
+
+def find_dataset(path: str | Path, task: Task) -> Path:
+    """The path as given, or below $STABLEWM_HOME."""
+    home = os.environ.get("STABLEWM_HOME")
+    places = [Path(path)] + ([Path(home, path), Path(home, "datasets", path)] if home else [])
+    for place in places:
+        if place.exists():
+            return place.resolve()
+    looked = ", ".join(str(p) for p in places)
+    raise UserError(
+        f"there is no dataset {path} (looked at: {looked}). "
+        f"Collect one with `atlas collect {task.name} --out {path}`, or pass --data"
+    )
+
+
+def _open(path: Path, frameskip: int, columns: list[str] | None = None):  # type: ignore[no-untyped-def]
+    from stable_worldmodel.data import load_dataset
+
+    return load_dataset(str(path), frameskip=frameskip, keys_to_load=columns)

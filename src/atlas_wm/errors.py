@@ -1,0 +1,16 @@
+"""One exception for everything a user can put right: the command line prints it without a traceback."""
+
+from collections.abc import Iterable
+from difflib import get_close_matches
+
+
+class UserError(ValueError):
+    """The message says what is wrong and what to do about it."""
+
+
+def unknown(kind: str, name: str, known: Iterable[str]) -> UserError:
+    """``unknown task 'tworom'``, with the nearest name and all the known ones."""
+    names = sorted(known)
+    near = get_close_matches(name, names, n=1, cutoff=0.4)
+    hint = f" Did you mean {near[0]!r}?" if near else ""
+    return UserError(f"unknown {kind} {name!r}.{hint} Known: {', '.join(names)}.")

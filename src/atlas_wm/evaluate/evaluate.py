@@ -1,0 +1,199 @@
+"""Evaluate a run: many episodes, several conditions, results as JSON in the run folder."""
+
+import os
+import time
+from collections.abc import Callable, Iterable
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import asdict, dataclass
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from atlas_wm.config import PlanConfig
+from atlas_wm.data.dataset import EpisodeData
+from atlas_wm.device import pick_device
+from atlas_wm.evaluate.protocol import Protocol, draw_starts
+from atlas_wm.evaluate.rollout import Episode, EpisodeRecord, planning_policy, random_policy, run_episodes
+from atlas_wm.models.world_model import WorldModel
+from atlas_wm.plan.planner import Planner
+from atlas_wm.run_folder import read_run, write_json
+from atlas_wm.tasks import Task, get_task
+from atlas_wm.versions import versions
+
+# On the CPU episodes are planned one by one and processes share the work; a GPU plans many at once.
+EPISODES_PER_JOB = {"cpu": 5, "mps": 20, "cuda": 100}
+
+
+@dataclass(frozen=True)
+class Setup:
+    """Everything a worker process needs; small enough to send."""
+
+    run: str
+    data: str
+    plan: PlanConfig
+    device: str
+
+
+@dataclass(frozen=True)
+class Job:
+    policy: str  # "model" or "random"
+    protocol: Protocol
+    seed: int
+    rows: tuple[int, ...]
+    films: tuple[int, ...] = ()  # rows to film
+
+
+@dataclass(frozen=True)
+class JobResult:
+    job: Job
+    records: list[EpisodeRecord]
+    films: dict[int, np.ndarray]  # row → (frames, H, W, 3) uint8, the goal last
+    seconds: float
+
+
+class Worker:
+    """One process's model, data and environment."""
+
+    def __init__(self, setup: Setup):
+        info, _ = read_run(setup.run)
+        self.task: Task = get_task(info.task)
+        self.data = EpisodeData(
+            setup.data, self.task, info.config.model.encoder.image_size, info.config.model.frameskip
+        )
+        self.planner = Planner(WorldModel.load(setup.run, setup.device), setup.plan)
+        self.envs: list[Any] = []
+
+    def run(self, job: Job) -> JobResult:
+        started = time.perf_counter()
+        while len(self.envs) < len(job.rows):
+            self.envs.append(self.task.make_env())
+        episodes = [
+            Episode(row, row + job.protocol.offset, env, [] if row in job.films else None)
+            for row, env in zip(job.rows, self.envs, strict=False)
+        ]
+        policy = (
+            planning_policy(self.planner, self.data, job.seed) if job.policy == "model" else random_policy(job.seed)
+        )
+        records = run_episodes(self.task, self.data, policy, episodes, job.protocol.steps)
+        films = {e.row: np.stack(e.film) for e in episodes if e.film}
+        return JobResult(job, records, films, time.perf_counter() - started)
+
+
+_worker: Worker
+
+
+def _start_worker(setup: Setup) -> None:
+    global _worker
+    torch.set_num_threads(1)  # as many workers as cores; also what makes results independent of their number
+    _worker = Worker(setup)
+
+
+def _run_job(job: Job) -> JobResult:
+    return _worker.run(job)
+
+
+def run_jobs(setup: Setup, jobs: list[Job], workers: int) -> Iterable[JobResult]:
+    """Results as they come. Each worker plans and steps whole episodes on one thread."""
+    with ProcessPoolExecutor(
+        max(1, min(workers, len(jobs))),
+        mp_context=get_context("spawn"),
+        initializer=_start_worker,
+        initargs=(setup,),
+    ) as pool:
+        yield from pool.map(_run_job, jobs)
+
+
+def evaluate(
+    run: str | Path,
+    protocols: list[Protocol],
+    *,
+    data_path: str | Path | None = None,
+    plan: PlanConfig | None = None,
+    random_floor: bool = True,
+    films: int = 4,
+    workers: int | None = None,
+    device: str = "auto",
+    on_progress: Callable[[int, int, float], None] = lambda done, total, success: None,
+) -> list[dict[str, Any]]:
+    """Run every condition and write ``evaluation/<condition>.json`` (and films as .npz) into the run folder.
+
+    ``films`` episodes of the first seed are filmed. ``on_progress(done, total, success so far)``.
+    """
+    run = Path(run)
+    info, _ = read_run(run)
+    where = pick_device(device)
+    setup = Setup(str(run), str(data_path or info.data.path), plan or info.config.plan, str(where))
+    data = EpisodeData(
+        setup.data, get_task(info.task), info.config.model.encoder.image_size, info.config.model.frameskip
+    )
+    jobs, size = [], EPISODES_PER_JOB[where.type]
+    for protocol in protocols:
+        for seed in protocol.seeds:
+            rows = draw_starts(data, protocol, seed, info).tolist()
+            filmed = (
+                tuple(rows[:: max(1, len(rows) // films)][:films]) if films and seed == protocol.seeds[0] else ()
+            )
+            for policy in ("model", "random") if random_floor else ("model",):
+                for i in range(0, len(rows), size):
+                    part = tuple(rows[i : i + size])
+                    jobs.append(Job(policy, protocol, seed, part, filmed if policy == "model" else ()))
+
+    results: list[JobResult] = []
+    total, successes, done = sum(len(j.rows) for j in jobs), [0, 0], 0
+    for result in run_jobs(setup, jobs, workers or (os.cpu_count() or 1 if where.type == "cpu" else 1)):
+        results.append(result)
+        done += len(result.records)
+        if result.job.policy == "model":
+            successes[0] += sum(r.success for r in result.records)
+            successes[1] += len(result.records)
+        on_progress(done, total, successes[0] / max(1, successes[1]))
+
+    reports = []
+    for protocol in protocols:
+        mine = [r for r in results if r.job.protocol == protocol]
+        report = {
+            "task": info.task,
+            "method": info.method,
+            "recipe": info.recipe,
+            "protocol": {**asdict(protocol), "budget": protocol.steps},
+            "plan": asdict(setup.plan),
+            "data": {"path": setup.data, "hash": data.content_hash()},
+            "device": setup.device,
+            "versions": versions(),
+            "model": _summary(mine, "model", protocol),
+        }
+        if random_floor:
+            report["random"] = _summary(mine, "random", protocol)
+        write_json(run / "evaluation" / f"{protocol.name}.json", report)
+        filmed_frames = {f"row{row}": film for r in mine for row, film in r.films.items()}
+        if filmed_frames:
+            np.savez_compressed(run / "evaluation" / f"{protocol.name}.films.npz", **filmed_frames)  # type: ignore[arg-type]
+        reports.append(report)
+    return reports
+
+
+def _summary(results: list[JobResult], policy: str, protocol: Protocol) -> dict[str, Any]:
+    """Success in percent, for each seed and over the seeds, with every episode's record."""
+    mine = [r for r in results if r.job.policy == policy]
+    by_seed = {
+        seed: [record for r in mine if r.job.seed == seed for record in r.records] for seed in protocol.seeds
+    }
+    rates = [100 * float(np.mean([e.success for e in records])) for records in by_seed.values()]
+    episodes = [record for records in by_seed.values() for record in records]
+    return {
+        "success_mean": float(np.mean(rates)),
+        "success_std": float(np.std(rates)),
+        "success_by_seed": dict(zip(map(str, protocol.seeds), rates, strict=True)),
+        "solved_at_start": 100 * float(np.mean([e.solved_at_start for e in episodes])),
+        "success_without_solved": _percent([e.success for e in episodes if not e.solved_at_start]),
+        "plans": sum(e.plans for e in episodes),
+        "seconds": sum(r.seconds for r in mine),
+        "episodes": {str(seed): [asdict(e) for e in records] for seed, records in by_seed.items()},
+    }
+
+
+def _percent(outcomes: list[bool]) -> float | None:
+    return 100 * float(np.mean(outcomes)) if outcomes else None

@@ -1,0 +1,32 @@
+"""Pictures: one way to reduce them, for training, planning and evaluation alike."""
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn.functional import interpolate
+
+from atlas_wm.errors import UserError
+
+
+def reduce_frames(frames: Tensor, size: int) -> Tensor:
+    """(N, 3, H, W) uint8 → (N, 3, size, size) uint8: the mean over each target pixel's area, rounded."""
+    height, width = frames.shape[-2:]
+    if (height, width) == (size, size):
+        return frames
+    if height == width and height % size == 0:  # whole blocks: a plain mean, much faster than interpolate
+        factor = height // size
+        blocks = frames.unflatten(-2, (size, factor)).unflatten(-1, (size, factor))
+        return blocks.sum(dim=(-3, -1), dtype=torch.float32).div_(factor * factor).round_().to(torch.uint8)
+    return interpolate(frames.float(), (size, size), mode="area").round_().to(torch.uint8)
+
+
+def frame_to_tensor(frame: np.ndarray | Tensor, name: str = "frame") -> Tensor:
+    """A picture as environments render it, (H, W, 3) uint8, → (1, 3, H, W)."""
+    tensor = torch.as_tensor(np.asarray(frame))
+    if tensor.dtype != torch.uint8:
+        kind = str(tensor.dtype).removeprefix("torch.")
+        raise UserError(f"{name} must be uint8 (0 to 255), not {kind}: multiply by 255 if it lies in [0, 1]")
+    if tensor.ndim != 3 or tensor.shape[-1] != 3:
+        hint = ": put colour last" if tensor.ndim == 3 and tensor.shape[0] == 3 else ""
+        raise UserError(f"{name} must have shape (height, width, 3), not {tuple(tensor.shape)}{hint}")
+    return tensor.permute(2, 0, 1)[None]

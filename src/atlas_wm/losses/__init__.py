@@ -1,0 +1,19 @@
+"""The losses, usable in anyone's JEPA: plain functions of tensors."""
+
+from atlas_wm.losses.objective import ClipLatents, Losses, objective
+from atlas_wm.losses.prediction import prediction
+from atlas_wm.losses.relational import normalized_distances, relational
+from atlas_wm.losses.sigreg import sigreg
+from atlas_wm.losses.wemreg import gaussian_cells, wemreg
+
+__all__ = [
+    "ClipLatents",
+    "Losses",
+    "gaussian_cells",
+    "normalized_distances",
+    "objective",
+    "prediction",
+    "relational",
+    "sigreg",
+    "wemreg",
+]

@@ -1,0 +1,67 @@
+"""The building blocks: one attention, one AdaLN block, one MLP."""
+
+from torch import Tensor, nn
+from torch.nn.functional import scaled_dot_product_attention
+
+
+class MLP(nn.Module):
+    """Linear → (BatchNorm) → GELU → Linear on the last axis; leading axes are one batch to the BatchNorm."""
+
+    def __init__(self, size: int, hidden: int, out: int, *, batchnorm: bool = False, dropout: float = 0.0):
+        super().__init__()
+        self.up = nn.Linear(size, hidden)
+        self.norm = nn.BatchNorm1d(hidden) if batchnorm else nn.Identity()
+        self.activation = nn.GELU()
+        self.down = nn.Linear(hidden, out)
+        self.dropout = nn.Dropout(dropout)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(..., size) → (..., out)"""
+        leading = x.shape[:-1]
+        x = self.activation(self.norm(self.up(x.reshape(-1, x.shape[-1]))))
+        return self.dropout(self.down(self.dropout(x))).unflatten(0, leading)
+
+
+class CausalAttention(nn.Module):
+    """Multi-head self-attention in which position t sees positions ≤ t."""
+
+    def __init__(self, width: int, heads: int, head_dim: int, dropout: float = 0.0):
+        super().__init__()
+        self.heads = heads
+        self.to_qkv = nn.Linear(width, 3 * heads * head_dim, bias=False)
+        self.out = nn.Linear(heads * head_dim, width)
+        self.dropout = nn.Dropout(dropout)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(B, T, width) → (B, T, width)"""
+        # (B, T, 3·h·e) → three of (B, h, T, e)
+        q, k, v = self.to_qkv(x).unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)
+        drop = self.dropout.p if self.training else 0.0
+        attended = scaled_dot_product_attention(q, k, v, dropout_p=drop, is_causal=True)
+        return self.dropout(self.out(attended.transpose(1, 2).flatten(-2)))
+
+
+class AdaLNBlock(nn.Module):
+    """Transformer block whose condition shifts, scales and gates both branches (AdaLN-zero).
+
+    The modulation starts at zero, so the block starts as the identity. As in LeWM each branch normalises
+    twice: once without weights before the modulation, once with weights after it.
+    """
+
+    def __init__(self, width: int, heads: int, head_dim: int, mlp: int, dropout: float = 0.0):
+        super().__init__()
+        self.norm = nn.LayerNorm(width, elementwise_affine=False, eps=1e-6)
+        self.attention_norm = nn.LayerNorm(width)
+        self.attention = CausalAttention(width, heads, head_dim, dropout)
+        self.mlp_norm = nn.LayerNorm(width)
+        self.mlp = MLP(width, mlp, width, dropout=dropout)
+        modulation = nn.Linear(width, 6 * width)
+        nn.init.zeros_(modulation.weight)
+        nn.init.zeros_(modulation.bias)
+        self.modulation = nn.Sequential(nn.SiLU(), modulation)
+
+    def forward(self, x: Tensor, condition: Tensor) -> Tensor:
+        """x and condition: (B, T, width) → (B, T, width)"""
+        shift_a, scale_a, gate_a, shift_m, scale_m, gate_m = self.modulation(condition).chunk(6, dim=-1)
+        x = x + gate_a * self.attention(self.attention_norm(self.norm(x) * (1 + scale_a) + shift_a))
+        return x + gate_m * self.mlp(self.mlp_norm(self.norm(x) * (1 + scale_m) + shift_m))

@@ -1,0 +1,42 @@
+"""The cross-entropy method: refine a Gaussian over action sequences toward the cheapest ones."""
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from atlas_wm.config import PlanConfig
+
+
+class Solution(NamedTuple):
+    mean: Tensor  # (B, H, D) the answer: the final mean
+    cost: Tensor  # (B,) mean cost of the last elites
+    costs: Tensor  # (iterations, B) the same in each iteration
+
+
+def cem(
+    cost: Callable[[Tensor], Tensor],
+    action_block: int,
+    config: PlanConfig,
+    streams: Sequence[torch.Generator],
+    device: torch.device | str = "cpu",
+) -> Solution:
+    """Minimise ``cost``, (B, S, H, D) → (B, S), for B = len(streams) episodes at once.
+
+    Starts from N(0, 1); candidate 0 is always the current mean; mean and deviation of the elites are the next
+    distribution. Episode b draws all its noise from streams[b], so it does not matter who shares its batch.
+    """
+    shape = (config.candidates, config.horizon, action_block)
+    mean = torch.zeros(len(streams), *shape[1:], device=device)
+    std = torch.ones_like(mean)
+    costs = []
+    for _ in range(config.iterations):
+        noise = torch.stack([torch.randn(shape, generator=g) for g in streams]).to(device)
+        candidates = mean[:, None] + std[:, None] * noise
+        candidates[:, 0] = mean
+        cheapest = cost(candidates).topk(config.elites, dim=1, largest=False)
+        elites = candidates.gather(1, cheapest.indices[..., None, None].expand(-1, -1, *shape[1:]))
+        mean, std = elites.mean(dim=1), elites.std(dim=1)
+        costs.append(cheapest.values.mean(dim=1))
+    return Solution(mean, costs[-1], torch.stack(costs))

@@ -1,0 +1,79 @@
+"""From two pictures to actions: encode the current frame and the goal once, then search with CEM."""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from atlas_wm.config import PlanConfig
+from atlas_wm.frames import frame_to_tensor, reduce_frames
+from atlas_wm.models.world_model import WorldModel
+from atlas_wm.plan.cem import cem
+from atlas_wm.streams import stream
+
+
+class Plan(NamedTuple):
+    actions: np.ndarray  # (execute·frameskip, A) in the environment's units: what to do before planning again
+    cost: float  # squared latent distance of the imagined end from the goal
+    start_cost: float  # the same before the first action
+    latents: np.ndarray  # (horizon, d) imagined latents after each block
+
+
+class Planner:
+    """Receding-horizon planning to a goal image: cost ‖ẑ_H − z_g‖², terminal only.
+
+    >>> plan = Planner(WorldModel.load("runs/x")).plan(frame, goal)
+    >>> for action in plan.actions: env.step(action)
+
+    ``config`` defaults to the settings of the model's run.
+    """
+
+    def __init__(self, model: WorldModel, config: PlanConfig | None = None):
+        self.model = model.eval()
+        self.config = config or (model.run.config.plan if model.run else PlanConfig())
+
+    @property
+    def device(self) -> torch.device:
+        return next(self.model.parameters()).device
+
+    def plan(self, frame: np.ndarray, goal: np.ndarray, *, seed: int = 0) -> Plan:
+        """One plan. frame and goal: (H, W, 3) uint8, as an environment renders them."""
+        frames = self.prepare(frame_to_tensor(frame, "frame"))
+        goals = self.prepare(frame_to_tensor(goal, "goal"))
+        return self.plan_batch(frames, goals, [stream(seed)])[0]
+
+    def prepare(self, frames: Tensor) -> Tensor:
+        """(N, 3, H, W) uint8 of any size → the size the model was trained on."""
+        return reduce_frames(frames, self.model.config.encoder.image_size)
+
+    @torch.inference_mode()
+    def plan_batch(self, frames: Tensor, goals: Tensor, streams: Sequence[torch.Generator]) -> list[Plan]:
+        """A plan for each of B episodes. frames and goals: (B, 3, S, S) uint8, prepared; one stream each.
+
+        On the CPU episodes are planned one by one: matrix products round differently in batches of different
+        sizes, and an episode's plan must not depend on the company it was planned in.
+        """
+        if self.device.type != "cpu" or len(streams) == 1:
+            return self._solve(frames, goals, streams)
+        return [self._solve(frames[i : i + 1], goals[i : i + 1], [s])[0] for i, s in enumerate(streams)]
+
+    def _solve(self, frames: Tensor, goals: Tensor, streams: Sequence[torch.Generator]) -> list[Plan]:
+        model, config = self.model, self.config
+        z = model.encode(frames.to(self.device))  # (B, d)
+        z_goal = model.encode(goals.to(self.device))
+
+        def cost(candidates: Tensor) -> Tensor:
+            chunks = candidates.split(config.candidate_chunk or config.candidates, dim=1)
+            ends = torch.cat([model.rollout(z, chunk)[:, :, -1] for chunk in chunks], dim=1)
+            return (ends - z_goal[:, None]).square().sum(dim=-1)
+
+        block = model.config.frameskip * model.action_size
+        solution = cem(cost, block, config, streams, self.device)
+        latents = model.rollout(z, solution.mean[:, None])[:, 0]  # (B, H, d)
+        costs = (latents[:, -1] - z_goal).square().sum(dim=-1).tolist()
+        start_costs = (z - z_goal).square().sum(dim=-1).tolist()
+        standardised = solution.mean[:, : config.execute].unflatten(-1, (-1, model.action_size)).flatten(1, 2)
+        actions = model.normalizer.invert(standardised).cpu().numpy()
+        return [Plan(actions[i], costs[i], start_costs[i], latents[i].cpu().numpy()) for i in range(len(streams))]

@@ -1,0 +1,64 @@
+"""What a task is: everything that knows an environment is behind this class."""
+
+from abc import ABC, abstractmethod
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+from torch import Tensor
+
+from atlas_wm.errors import UserError
+
+Columns = dict[str, np.ndarray]
+
+
+class Task(ABC):
+    """One environment of the harness, its demonstrations, and how to start an episode from a dataset row."""
+
+    name: str
+    env_id: str
+    max_episode_steps: int
+    action_size: int
+    state_columns: tuple[str, ...]
+    """Names under which datasets keep the state that :meth:`reset` needs; the first one present is used."""
+
+    def make_env(self) -> gym.Env:
+        import stable_worldmodel  # noqa: F401  registers the environments
+
+        return gym.make(self.env_id, max_episode_steps=self.max_episode_steps, render_mode="rgb_array")
+
+    @abstractmethod
+    def demonstrator(self, env: gym.Env, seed: int) -> Any:
+        """The policy that makes demonstrations: ``get_action(info) -> action``."""
+
+    @abstractmethod
+    def demonstrator_settings(self) -> dict[str, Any]:
+        """What the card of a collected dataset says about the policy."""
+
+    @abstractmethod
+    def columns(self, info: dict[str, Any]) -> Columns:
+        """What is stored of one step, beside action and pixels."""
+
+    @abstractmethod
+    def reset(self, env: gym.Env, state: np.ndarray, goal_state: np.ndarray) -> None:
+        """Start an episode in ``state`` with success defined by ``goal_state``."""
+
+    @abstractmethod
+    def state(self, env: gym.Env) -> np.ndarray:
+        """The state the environment is in, as the state column has it."""
+
+    @abstractmethod
+    def distance(self, state: np.ndarray, goal_state: np.ndarray) -> float:
+        """How far a state is from the goal, in the task's own unit."""
+
+    @abstractmethod
+    def solved(self, state: np.ndarray, goal_state: np.ndarray) -> bool:
+        """The environment's own test of success."""
+
+    def draw(self, states: np.ndarray, size: int) -> Tensor:
+        """Pictures of states, exactly as the environment would render and the data would be reduced:
+        (N, s) → (N, 3, size, size) uint8. Only for tasks whose picture follows from the state alone."""
+        raise UserError(
+            f"the dataset has no 'pixels' column and {self.name} cannot be drawn from states: "
+            f"collect it again with `atlas collect {self.name} --pixels`"
+        )
