@@ -1,5 +1,7 @@
 """Pictures: one way to reduce them, for training, planning and evaluation alike."""
 
+from pathlib import Path
+
 import numpy as np
 import torch
 from torch import Tensor
@@ -30,3 +32,16 @@ def frame_to_tensor(frame: np.ndarray | Tensor, name: str = "frame") -> Tensor:
         hint = ": put colour last" if tensor.ndim == 3 and tensor.shape[0] == 3 else ""
         raise UserError(f"{name} must have shape (height, width, 3), not {tuple(tensor.shape)}{hint}")
     return tensor.permute(2, 0, 1)[None]
+
+
+def read_image(path: Path) -> np.ndarray:
+    """A picture file → (H, W, 3) uint8."""
+    from PIL import Image, UnidentifiedImageError
+
+    try:
+        with Image.open(path) as image:
+            return np.asarray(image.convert("RGB"))
+    except FileNotFoundError:
+        raise UserError(f"there is no picture {path}") from None
+    except (UnidentifiedImageError, OSError) as error:
+        raise UserError(f"{path} cannot be read as a picture: {error}") from error

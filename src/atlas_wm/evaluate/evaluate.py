@@ -133,9 +133,7 @@ def evaluate(
     for protocol in protocols:
         for seed in protocol.seeds:
             rows = draw_starts(data, protocol, seed, info).tolist()
-            filmed = (
-                tuple(rows[:: max(1, len(rows) // films)][:films]) if films and seed == protocol.seeds[0] else ()
-            )
+            filmed = _farthest(data, protocol, rows, films) if seed == protocol.seeds[0] else ()
             for policy in ("model", "random") if random_floor else ("model",):
                 for i in range(0, len(rows), size):
                     part = tuple(rows[i : i + size])
@@ -173,6 +171,12 @@ def evaluate(
             np.savez_compressed(run / "evaluation" / f"{protocol.name}.films.npz", **filmed_frames)  # type: ignore[arg-type]
         reports.append(report)
     return reports
+
+
+def _farthest(data: EpisodeData, protocol: Protocol, rows: list[int], count: int) -> tuple[int, ...]:
+    """The ``count`` starts with the longest way to their goal."""
+    way = [-data.task.distance(data.states[row], data.states[row + protocol.offset]) for row in rows]
+    return tuple(rows[i] for i in np.argsort(way, kind="stable")[:count])
 
 
 def _summary(results: list[JobResult], policy: str, protocol: Protocol) -> dict[str, Any]:

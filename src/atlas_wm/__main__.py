@@ -1,0 +1,3 @@
+from atlas_wm.cli import main
+
+main()

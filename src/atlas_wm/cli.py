@@ -1,0 +1,269 @@
+"""The command line: arguments only. Each command is a function; its flags come from its signature."""
+
+import argparse
+import json
+import sys
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import tyro
+from tyro.conf import Positional, arg
+
+from atlas_wm.config import PlanConfig, RunConfig
+from atlas_wm.errors import UserError, unknown
+from atlas_wm.recipes import RECIPES, get_recipe
+
+DESCRIPTION = """Latent world models whose planning can be trusted.
+
+A first run on a laptop:
+
+    atlas demo
+
+Step by step:
+
+    atlas collect tworoom --episodes 5000 --no-pixels
+    atlas train tworoom --method atlas --recipe demo
+    atlas eval runs/tworoom-atlas-demo --part heldout
+    atlas plan runs/tworoom-atlas-demo --frame now.png --goal goal.png
+
+`atlas COMMAND --help` explains each one."""
+
+TaskName = Positional[Annotated[str, arg(metavar="TASK")]]
+RunFolder = Positional[Annotated[Path, arg(metavar="RUN")]]
+
+
+def collect(
+    task: TaskName,
+    /,
+    episodes: int = 5000,
+    out: Path | None = None,
+    seed: int = 0,
+    pixels: bool = True,
+    workers: int | None = None,
+    overwrite: bool = False,
+) -> None:
+    """Record demonstrations of a task with all cores, and a card that says how.
+
+    Args:
+        task: The task, such as tworoom.
+        episodes: How many demonstrations.
+        out: A .lance folder or .h5 file [default: data/TASK.lance].
+        seed: Episode n is a function of (seed, n): the set is the same for any number of workers.
+        pixels: Store rendered frames. Without them TwoRoom is drawn from its states while it trains.
+        workers: Processes [default: one for each core].
+        overwrite: Replace an existing dataset.
+    """
+    from atlas_wm.tasks import get_task
+
+    known_task = get_task(task)
+    from atlas_wm.commands import collect_with_progress
+
+    out = out or Path(f"data/{task}.lance")
+    card = collect_with_progress(
+        known_task, out, episodes, seed=seed, pixels=pixels, workers=workers, overwrite=overwrite
+    )
+    print(f"{out}: {card['episodes']} episodes, {card['rows']} rows, hash {card['hash']}")
+
+
+def make_train(default: RunConfig) -> Callable[..., None]:
+    """``atlas train`` with the settings of the recipe as its defaults."""
+
+    def train(
+        task: TaskName,
+        /,
+        method: str = "atlas",
+        recipe: str = "paper",
+        data: Path | None = None,
+        out: Path | None = None,
+        device: str = "auto",
+        overwrite: bool = False,
+        config: Annotated[RunConfig, arg(name="")] = default,
+    ) -> None:
+        """Train a world model. Every setting of the recipe is a flag; the defaults shown are the recipe's.
+
+        Args:
+            task: The task, such as tworoom.
+            method: atlas, lewm, lewm+ood or wemreg.
+            recipe: paper (18 M parameters, for a GPU) or demo (minutes on a laptop).
+            data: Dataset [default: data/TASK.lance].
+            out: Run folder [default: runs/TASK-METHOD-RECIPE].
+            device: auto, cpu, cuda, cuda:N or mps.
+            overwrite: Replace an existing run folder.
+            config: Settings.
+        """
+        from atlas_wm.tasks import get_task
+
+        known_task = get_task(task)
+        from atlas_wm.commands import train_with_progress
+
+        out = out or Path(f"runs/{task}-{method}-{recipe}")
+        data = data or Path(f"data/{task}.lance")
+        options: dict[str, Any] = {"recipe": recipe, "device": device, "overwrite": overwrite}
+        print(train_with_progress(config, known_task, data, out, method, **options))
+
+    return train
+
+
+def evaluate(
+    run: RunFolder,
+    /,
+    offset: int = 50,
+    budget: int | None = None,
+    episodes: int = 200,
+    seeds: str = "42-46",
+    part: Literal["all", "heldout"] = "all",
+    data: Path | None = None,
+    iterations: int | None = None,
+    candidates: int | None = None,
+    random_floor: bool = True,
+    films: int = 4,
+    workers: int | None = None,
+    device: str = "auto",
+) -> None:
+    """Plan many episodes in the real environment and report success beside the random floor.
+
+    Start and goal are two rows of one demonstration, `offset` steps apart. Results, settings and every episode
+    are written to RUN/evaluation/*.json.
+
+    Args:
+        run: Run folder.
+        offset: Steps of the demonstration between start and goal.
+        budget: Steps an episode may take [default: offset + 25].
+        episodes: Episodes for each seed.
+        seeds: Evaluation seeds: a range such as 42-46, or a list such as 1,2,3.
+        part: Draw from all episodes, as the paper does, or only from those training never saw.
+        data: Dataset [default: the one the run was trained on].
+        iterations: CEM iterations [default: the run's].
+        candidates: CEM candidates [default: the run's].
+        random_floor: Also run uniformly random actions.
+        films: Episodes to film, those with the longest way to go.
+        workers: Processes on a CPU [default: one for each core].
+        device: auto, cpu, cuda, cuda:N or mps.
+    """
+    from atlas_wm.run_folder import read_run
+
+    info, _ = read_run(run)
+    from atlas_wm.commands import evaluate_with_progress
+    from atlas_wm.evaluate.protocol import Protocol
+    from atlas_wm.report.table import print_results
+
+    changes = {"iterations": iterations, "candidates": candidates}
+    plan: PlanConfig = replace(info.config.plan, **{k: v for k, v in changes.items() if v is not None})
+    protocol = Protocol(offset, budget, episodes, parse_seeds(seeds), part)
+    reports = evaluate_with_progress(
+        run,
+        [protocol],
+        plan,
+        data_path=data,
+        random_floor=random_floor,
+        films=films,
+        workers=workers,
+        device=device,
+    )
+    print_results(reports)
+    print(f"written to {run / 'evaluation' / protocol.name}.json")
+
+
+def plan(
+    run: RunFolder,
+    /,
+    frame: Path,
+    goal: Path,
+    seed: int = 0,
+    iterations: int | None = None,
+    candidates: int | None = None,
+    device: str = "auto",
+) -> None:
+    """Plan from one picture to another; prints the actions as JSON, in the environment's units.
+
+    Args:
+        run: Run folder.
+        frame: Picture of the current state.
+        goal: Picture of the goal.
+        seed: Seed of the search.
+        iterations: CEM iterations [default: the run's].
+        candidates: CEM candidates [default: the run's].
+        device: auto, cpu, cuda, cuda:N or mps.
+    """
+    from atlas_wm.device import pick_device
+    from atlas_wm.frames import read_image
+    from atlas_wm.models.world_model import WorldModel
+    from atlas_wm.plan.planner import Planner
+
+    model = WorldModel.load(run, pick_device(device))
+    changes = {"iterations": iterations, "candidates": candidates}
+    assert model.run is not None
+    config = replace(model.run.config.plan, **{k: v for k, v in changes.items() if v is not None})
+    result = Planner(model, config).plan(read_image(frame), read_image(goal), seed=seed)
+    answer = {"actions": result.actions.tolist(), "cost": result.cost, "start_cost": result.start_cost}
+    print(json.dumps(answer))
+
+
+def demo(
+    out: Path = Path("runs/demo"),
+    seeds: tuple[int, ...] = (3072,),
+    fresh: bool = False,
+) -> None:
+    """Train ATLAS and LeWM on TwoRoom, plan with both, and show what came out. About 8 minutes on 2 cores.
+
+    Args:
+        out: Where everything goes.
+        seeds: Training seeds; several give a table with means over them.
+        fresh: Start over instead of keeping the finished parts of an earlier run.
+    """
+    from atlas_wm.demo import run_demo
+
+    run_demo(out, seeds, fresh)
+
+
+COMMANDS: dict[str, Callable[..., None]] = {
+    "collect": collect,
+    "train": make_train(get_recipe("paper")("atlas")),
+    "eval": evaluate,
+    "plan": plan,
+    "demo": demo,
+}
+
+
+def parse_seeds(text: str) -> tuple[int, ...]:
+    """``42-46`` or ``1,2,3``"""
+    try:
+        if "-" in text:
+            first, last = (int(part) for part in text.split("-"))
+            return tuple(range(first, last + 1))
+        return tuple(int(part) for part in text.split(","))
+    except ValueError:
+        raise UserError(f"--seeds must look like 42-46 or 1,2,3, not {text!r}") from None
+
+
+def recipe_defaults(arguments: Sequence[str]) -> RunConfig:
+    """The settings that --recipe and --method stand for, so that the other flags change those."""
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    parser.add_argument("--method", default="atlas")
+    parser.add_argument("--recipe", default="paper")
+    known, _ = parser.parse_known_args(arguments)
+    return get_recipe(known.recipe)(known.method)
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    arguments = list(sys.argv[1:] if arguments is None else arguments)
+    warnings.filterwarnings("ignore", message="ale-py not found")
+    try:
+        commands = dict(COMMANDS)
+        if arguments and not arguments[0].startswith("-") and arguments[0] not in commands:
+            raise unknown("command", arguments[0], commands)
+        if arguments[:1] == ["train"]:
+            commands["train"] = make_train(recipe_defaults(arguments))
+        tyro.extras.subcommand_cli_from_dict(
+            commands, prog="atlas", description=DESCRIPTION, args=arguments or ["--help"]
+        )
+    except UserError as error:
+        sys.exit(f"atlas: {error}")
+    except KeyboardInterrupt:
+        sys.exit(130)
+
+
+__all__ = ["RECIPES", "main"]

@@ -1,0 +1,46 @@
+"""What the commands of ``atlas`` do, with progress shown; plain functions, also for scripts."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from atlas_wm.config import PlanConfig, RunConfig
+from atlas_wm.data.collect import collect
+from atlas_wm.evaluate.evaluate import evaluate
+from atlas_wm.evaluate.protocol import Protocol
+from atlas_wm.progress import Bar
+from atlas_wm.tasks import Task
+from atlas_wm.train.loop import Progress, train
+
+
+def collect_with_progress(task: Task, out: Path, episodes: int, **options: Any) -> dict[str, Any]:
+    import time
+
+    started = time.monotonic()
+    with Bar(f"collect {task.name}", "episodes") as bar:
+
+        def show(done: int, rows: int) -> None:
+            bar.update(done, episodes, f"{rows:,} rows, {rows / (time.monotonic() - started):,.0f} rows/s")
+
+        return collect(task, out, episodes, on_episodes=show, **options)
+
+
+def train_with_progress(config: RunConfig, task: Task, data: Path, out: Path, method: str, **options: Any) -> Path:
+    with Bar(f"train {method}", "steps") as bar:
+
+        def show(p: Progress) -> None:
+            terms = "  ".join(f"{name} {value:.4f}" for name, value in p.terms.items())
+            bar.update(p.step, p.steps, f"{terms}  {p.clips_per_second:,.0f} clips/s")
+
+        return train(config, task, data, out, method=method, on_progress=show, **options)
+
+
+def evaluate_with_progress(
+    run: Path, protocols: Sequence[Protocol], plan: PlanConfig | None = None, **options: Any
+) -> list[dict[str, Any]]:
+    with Bar(f"evaluate {run.name}", "episodes") as bar:
+
+        def show(done: int, total: int, success: float) -> None:
+            bar.update(done, total, f"success so far {100 * success:.0f} %")
+
+        return evaluate(run, list(protocols), plan=plan, on_progress=show, **options)

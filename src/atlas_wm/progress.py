@@ -1,0 +1,64 @@
+"""Progress with an ETA: a bar in a terminal, a line now and then in a log file."""
+
+import time
+from types import TracebackType
+
+from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
+
+SECONDS_BETWEEN_LINES = 15.0
+
+
+class Bar:
+    """``with Bar("train atlas", "steps") as bar: bar.update(done, total, "loss 0.1")``"""
+
+    def __init__(self, title: str, unit: str):
+        self.title, self.unit = title, unit
+        self._console = Console(stderr=True)
+        self._started = self._line = time.monotonic()
+        self._note = ""
+        self._bar: Progress | None = None
+        if self._console.is_terminal:
+            self._bar = Progress(
+                TextColumn("{task.description}"),
+                BarColumn(bar_width=24),
+                MofNCompleteColumn(),
+                TextColumn(unit),
+                TimeElapsedColumn(),
+                TextColumn("ETA"),
+                TimeRemainingColumn(),
+                TextColumn("[dim]{task.fields[note]}"),
+                console=self._console,
+            )
+            self._task = self._bar.add_task(title, total=None, note="")
+
+    def update(self, done: int, total: int, note: str = "") -> None:
+        if self._bar is not None:
+            self._bar.update(self._task, completed=done, total=total, note=note)
+            return
+        now = time.monotonic()
+        if done < total and now - self._line < SECONDS_BETWEEN_LINES:
+            return
+        self._line = now
+        elapsed = now - self._started
+        left = elapsed / max(done, 1) * (total - done)
+        line = f"{self.title}: {done}/{total} {self.unit}, {elapsed:.0f} s, ETA {left:.0f} s  {note}"
+        self._console.print(line, markup=False, highlight=False, soft_wrap=True)
+
+    def __enter__(self) -> "Bar":
+        if self._bar is not None:
+            self._bar.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._bar is not None:
+            self._bar.stop()

@@ -1,0 +1,95 @@
+"""Success rates as a table: on the terminal, as Markdown and as CSV."""
+
+import csv
+from collections.abc import Sequence
+from pathlib import Path
+from statistics import mean, pstdev
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+Report = dict[str, Any]  # one evaluation/*.json
+NAMES = {"atlas": "ATLAS", "lewm": "LeWM", "lewm+ood": "LeWM + OOD-recovery", "wemreg": "WEMReg alone"}
+
+
+def condition(report: Report) -> str:
+    protocol = report["protocol"]
+    return f"offset {protocol['offset']}, budget {protocol['budget']}"
+
+
+def success_rows(reports: Sequence[Report]) -> list[dict[str, Any]]:
+    """A row for each policy and condition: success over all runs and evaluation seeds, in percent.
+
+    The spread is over runs where there are several (training seeds), else over evaluation seeds.
+    """
+    rows: list[dict[str, Any]] = []
+    for where in dict.fromkeys(condition(r) for r in reports):
+        here = [r for r in reports if condition(r) == where]
+        floors = [r["random"] for r in here if "random" in r]
+        if floors:
+            rows.append(_row("Random actions", where, floors[:1]))  # the same episodes for every run
+        for method in dict.fromkeys(r["method"] for r in here):
+            rows.append(_row(NAMES.get(method, method), where, [r["model"] for r in here if r["method"] == method]))
+    return rows
+
+
+def _row(name: str, where: str, results: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    if len(results) > 1:
+        rates, spread_over = [r["success_mean"] for r in results], "runs"
+    else:
+        rates, spread_over = list(results[0]["success_by_seed"].values()), "evaluation seeds"
+    plans = sum(r["plans"] for r in results)
+    return {
+        "policy": name,
+        "condition": where,
+        "success_percent": round(mean(rates), 2),
+        "std": round(pstdev(rates), 2) if len(rates) > 1 else None,
+        "std_over": spread_over if len(rates) > 1 else None,
+        "episodes": sum(len(e) for r in results for e in r["episodes"].values()),
+        "solved_at_start_percent": round(mean(r["solved_at_start"] for r in results), 2),
+        "seconds_per_plan": round(sum(r["seconds"] for r in results) / plans, 4),
+    }
+
+
+def _cells(rows: Sequence[dict[str, Any]]) -> tuple[list[str], list[list[str]]]:
+    """A line for each policy, a column for each condition."""
+    conditions = list(dict.fromkeys(r["condition"] for r in rows))
+    found = {(r["policy"], r["condition"]): r for r in rows}
+    lines = []
+    for policy in dict.fromkeys(r["policy"] for r in rows):
+        cells = [policy]
+        for where in conditions:
+            row = found.get((policy, where))
+            spread = f" ± {row['std']:.1f}" if row and row["std"] is not None else ""
+            cells.append(f"{row['success_percent']:.1f} %{spread}" if row else "–")
+        lines.append(cells)
+    solved = ["already solved at the start"]
+    solved += [
+        f"{next(r for r in rows if r['condition'] == c)['solved_at_start_percent']:.1f} %" for c in conditions
+    ]
+    return ["success", *conditions], [*lines, solved]
+
+
+def markdown(reports: Sequence[Report]) -> str:
+    header, lines = _cells(success_rows(reports))
+    text = ["| " + " | ".join(header) + " |", "|" + "---|" * len(header)]
+    return "\n".join(text + ["| " + " | ".join(line) + " |" for line in lines]) + "\n"
+
+
+def print_results(reports: Sequence[Report]) -> None:
+    header, lines = _cells(success_rows(reports))
+    table = Table(*header)
+    for line in lines[:-1]:
+        table.add_row(*line)
+    table.add_section()
+    table.add_row(*lines[-1], style="dim")
+    Console().print(table)
+
+
+def write_csv(reports: Sequence[Report], path: Path) -> None:
+    rows = success_rows(reports)
+    with path.open("w", newline="") as file:
+        writer = csv.DictWriter(file, list(rows[0]))
+        writer.writeheader()
+        writer.writerows(rows)
