@@ -117,6 +117,7 @@ class ObjectiveConfig:
         for name in ("prediction", "wemreg", "sigreg", "relational"):
             _require(getattr(self, name) >= 0, f"objective.{name} must be >= 0, not {getattr(self, name)}")
         _require(self.directions >= 1, "objective.directions must be >= 1")
+        _require(bool(self.terms), "the objective needs at least one term with a weight above 0")
 
     @property
     def terms(self) -> tuple[str, ...]:

@@ -10,8 +10,16 @@ from torch.nn.functional import interpolate
 from atlas_wm.errors import UserError
 
 
+def check_frames(frames: Tensor) -> None:
+    """Frames inside the program are uint8 with colour before height and width: (N, 3, H, W)."""
+    if frames.dtype != torch.uint8:
+        raise UserError(f"frames must be uint8 (0 to 255), not {str(frames.dtype).removeprefix('torch.')}")
+    if frames.ndim != 4 or frames.shape[1] != 3 or 0 in frames.shape:
+        raise UserError(f"frames must have shape (N, 3, height, width), not {tuple(frames.shape)}")
+
+
 def reduce_frames(frames: Tensor, size: int) -> Tensor:
-    """(N, 3, H, W) uint8 → (N, 3, size, size) uint8: the mean over each target pixel's area, rounded."""
+    """(N, c, H, W) uint8 → (N, c, size, size) uint8: the mean over each target pixel's area, rounded."""
     height, width = frames.shape[-2:]
     if (height, width) == (size, size):
         return frames
@@ -24,11 +32,11 @@ def reduce_frames(frames: Tensor, size: int) -> Tensor:
 
 def frame_to_tensor(frame: np.ndarray | Tensor, name: str = "frame") -> Tensor:
     """A picture as environments render it, (H, W, 3) uint8, → (1, 3, H, W)."""
-    tensor = torch.as_tensor(np.asarray(frame))
+    tensor = torch.from_numpy(np.ascontiguousarray(frame))
     if tensor.dtype != torch.uint8:
         kind = str(tensor.dtype).removeprefix("torch.")
         raise UserError(f"{name} must be uint8 (0 to 255), not {kind}: multiply by 255 if it lies in [0, 1]")
-    if tensor.ndim != 3 or tensor.shape[-1] != 3:
+    if tensor.ndim != 3 or tensor.shape[-1] != 3 or 0 in tensor.shape:
         hint = ": put colour last" if tensor.ndim == 3 and tensor.shape[0] == 3 else ""
         raise UserError(f"{name} must have shape (height, width, 3), not {tuple(tensor.shape)}{hint}")
     return tensor.permute(2, 0, 1)[None]

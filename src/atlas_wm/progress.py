@@ -23,7 +23,6 @@ class Bar:
         self.title, self.unit = title, unit
         self._console = Console(stderr=True)
         self._started = self._line = time.monotonic()
-        self._note = ""
         self._bar: Progress | None = None
         if self._console.is_terminal:
             self._bar = Progress(

@@ -6,5 +6,6 @@ import torch
 
 def stream(*key: int, device: torch.device | str = "cpu") -> torch.Generator:
     """A random stream of its own for each key, such as (seed, episode, replan)."""
-    state = int(np.random.SeedSequence(key).generate_state(1, np.uint64)[0])
+    # With the length in front: SeedSequence takes (1,) and (1, 0) for the same.
+    state = int(np.random.SeedSequence((len(key), *key)).generate_state(1, np.uint64)[0])
     return torch.Generator(device).manual_seed(state >> 1)

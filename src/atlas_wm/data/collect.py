@@ -18,6 +18,7 @@ from atlas_wm.data.dataset import EpisodeData
 from atlas_wm.errors import UserError, unknown
 from atlas_wm.run_folder import write_json
 from atlas_wm.tasks import Task, get_task
+from atlas_wm.tasks.base import import_harness
 from atlas_wm.versions import versions
 
 FORMATS = {".lance": "lance", ".h5": "hdf5", ".hdf5": "hdf5"}
@@ -80,6 +81,7 @@ def collect(
         raise UserError(f"--episodes must be at least 1, not {episodes}")
     if out.exists() and not overwrite:
         raise UserError(f"{out} exists already: choose another --out, or pass --overwrite to replace it")
+    import_harness()
     from stable_worldmodel.data import get_format
 
     partial = out.with_name(out.stem + ".partial" + out.suffix)

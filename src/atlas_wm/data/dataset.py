@@ -10,7 +10,7 @@ from torch import Tensor
 
 from atlas_wm.errors import UserError
 from atlas_wm.frames import reduce_frames
-from atlas_wm.tasks.base import Task
+from atlas_wm.tasks.base import Task, import_harness
 
 
 class EpisodeData:
@@ -87,6 +87,7 @@ def find_dataset(path: str | Path, task: Task) -> Path:
 
 
 def _open(path: Path, frameskip: int, columns: list[str] | None = None):  # type: ignore[no-untyped-def]
+    import_harness()
     from stable_worldmodel.data import load_dataset
 
     return load_dataset(str(path), frameskip=frameskip, keys_to_load=columns)

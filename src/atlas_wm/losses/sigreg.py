@@ -23,4 +23,4 @@ def sigreg(z: Tensor, directions: int | Tensor = 1024, generator: torch.Generato
     gaussian = torch.exp(-t.square() / 2)  # both the target characteristic function and the window
     angle = x.unsqueeze(-1) * t  # (..., N, L, knots)
     error = (angle.cos().mean(-3) - gaussian).square() + angle.sin().mean(-3).square()
-    return (error @ (weight * gaussian)).mean() * x.shape[-2]
+    return (error * (weight * gaussian)).sum(-1).mean() * x.shape[-2]  # no matmul: autocast would round it

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from atlas_wm.config import EncoderConfig
 from atlas_wm.errors import UserError
+from atlas_wm.frames import check_frames
 
 
 class Tokens(NamedTuple):
@@ -18,14 +19,6 @@ class Tokens(NamedTuple):
     cls: Tensor  # (N, w)
     patches: Tensor  # (N, K, w)
     blocks: list[Tensor]  # CLS after each block asked for, before the last norm: (N, w)
-
-
-def check_frames(frames: Tensor) -> None:
-    """Frames are uint8 with colour before height and width: (..., 3, H, W)."""
-    if frames.dtype != torch.uint8:
-        raise UserError(f"frames must be uint8 (0 to 255), not {str(frames.dtype).removeprefix('torch.')}")
-    if frames.ndim < 4 or frames.shape[-3] != 3:
-        raise UserError(f"frames must have shape (..., 3, height, width), not {tuple(frames.shape)}")
 
 
 def sincos_positions(width: int, grid: int) -> Tensor:
@@ -73,6 +66,8 @@ class ViTEncoder(nn.Module):
             raise UserError(
                 f"frame sides {tuple(frames.shape[-2:])} must be multiples of the patch size {self.patch_size}"
             )
+        if list(blocks) != sorted(set(blocks)) or not set(blocks) <= set(range(1, len(self.vit.blocks) + 1)):
+            raise UserError(f"blocks must rise from 1 to at most {len(self.vit.blocks)}, not {list(blocks)}")
         pixels = (frames.float() / 255 - self.mean) / self.std
         if not blocks:
             tokens = self.vit.forward_features(pixels)

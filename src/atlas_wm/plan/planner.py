@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from atlas_wm.config import PlanConfig
-from atlas_wm.frames import frame_to_tensor, reduce_frames
+from atlas_wm.frames import check_frames, frame_to_tensor, reduce_frames
 from atlas_wm.models.world_model import WorldModel
 from atlas_wm.plan.cem import cem
 from atlas_wm.streams import stream
@@ -46,6 +46,7 @@ class Planner:
 
     def prepare(self, frames: Tensor) -> Tensor:
         """(N, 3, H, W) uint8 of any size → the size the model was trained on."""
+        check_frames(frames)
         return reduce_frames(frames, self.model.config.encoder.image_size)
 
     @torch.inference_mode()
@@ -55,6 +56,8 @@ class Planner:
         On the CPU episodes are planned one by one: matrix products round differently in batches of different
         sizes, and an episode's plan must not depend on the company it was planned in.
         """
+        if not len(frames) == len(goals) == len(streams):
+            raise ValueError(f"{len(frames)} frames, {len(goals)} goals and {len(streams)} streams do not match")
         if self.device.type != "cpu" or len(streams) == 1:
             return self._solve(frames, goals, streams)
         return [self._solve(frames[i : i + 1], goals[i : i + 1], [s])[0] for i, s in enumerate(streams)]

@@ -1,5 +1,6 @@
 """What a task is: everything that knows an environment is behind this class."""
 
+import warnings
 from abc import ABC, abstractmethod
 from typing import Any
 
@@ -10,6 +11,13 @@ from torch import Tensor
 from atlas_wm.errors import UserError
 
 Columns = dict[str, np.ndarray]
+
+
+def import_harness() -> None:
+    """Import stable-worldmodel, which registers its environments, without its warning about Atari."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="ale-py not found")
+        import stable_worldmodel  # noqa: F401
 
 
 class Task(ABC):
@@ -23,9 +31,13 @@ class Task(ABC):
     """Names under which datasets keep the state that :meth:`reset` needs; the first one present is used."""
 
     def make_env(self) -> gym.Env:
-        import stable_worldmodel  # noqa: F401  registers the environments
-
-        return gym.make(self.env_id, max_episode_steps=self.max_episode_steps, render_mode="rgb_array")
+        import_harness()
+        return gym.make(
+            self.env_id,
+            max_episode_steps=self.max_episode_steps,
+            render_mode="rgb_array",
+            disable_env_checker=True,  # it warns at every environment of the harness, which returns tensors
+        )
 
     @abstractmethod
     def demonstrator(self, env: gym.Env, seed: int) -> Any:

@@ -1,0 +1,65 @@
+"""Shared, small and real: one dataset and one run, made once by the code under test."""
+
+import os
+
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # before torch: see atlas_wm/cli.py
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+
+@pytest.fixture(scope="session")
+def task():
+    from atlas_wm.tasks import get_task
+
+    return get_task("tworoom")
+
+
+@pytest.fixture(scope="session")
+def dataset_path(task, tmp_path_factory) -> Path:
+    """60 TwoRoom demonstrations without pixels."""
+    from atlas_wm.data.collect import collect
+
+    path = tmp_path_factory.mktemp("data") / "tworoom.h5"
+    collect(task, path, 60, seed=5, pixels=False, workers=2)
+    return path
+
+
+@pytest.fixture(scope="session")
+def tiny_config():
+    """The demo recipe, cut down to 12 steps."""
+    from atlas_wm.recipes import demo
+
+    config = demo("atlas")
+    return replace(
+        config,
+        train=replace(config.train, steps=12, batch=16, log_every=5, validate_every=6, batchnorm_batches=3),
+        plan=replace(config.plan, candidates=40, iterations=3, elites=5),
+    )
+
+
+@pytest.fixture(scope="session")
+def run_folder(task, dataset_path, tiny_config, tmp_path_factory) -> Path:
+    from atlas_wm.train.loop import train
+
+    out = tmp_path_factory.mktemp("runs") / "tiny"
+    return train(tiny_config, task, dataset_path, out, method="atlas", recipe="demo", device="cpu")
+
+
+@pytest.fixture
+def demo_model():
+    """Random weights in eval mode, the modulation (zero at the start) too, so that actions and history matter."""
+    import torch
+
+    from atlas_wm.models.world_model import WorldModel
+    from atlas_wm.normalize import Normalizer
+    from atlas_wm.recipes import demo
+
+    torch.manual_seed(0)
+    model = WorldModel(demo("atlas").model, action_size=2, normalizer=Normalizer((3.0, -1.0), (0.5, 2.0)))
+    for block in model.predictor.blocks:
+        torch.nn.init.normal_(block.modulation[-1].weight, std=0.5)
+        torch.nn.init.normal_(block.modulation[-1].bias, std=0.5)
+    return model.eval()

@@ -1,0 +1,76 @@
+"""Collected sets do not depend on workers or format, and stored frames equal drawn ones."""
+
+import json
+
+import numpy as np
+import pytest
+import torch
+
+from atlas_wm.data.collect import card_path, collect, record_episode
+from atlas_wm.data.dataset import EpisodeData
+from atlas_wm.errors import UserError
+
+
+def test_one_worker_and_two_record_the_same_set(task, dataset_path, tmp_path):
+    card = collect(task, tmp_path / "one.lance", 60, seed=5, pixels=False, workers=1)
+    assert card["hash"] == json.loads(card_path(dataset_path).read_text())["hash"]
+    one, two = (EpisodeData(p, task, 32, 5) for p in (tmp_path / "one.lance", dataset_path))
+    assert np.array_equal(one.states, two.states)
+    assert np.array_equal(one.actions, two.actions, equal_nan=True)
+
+
+def test_a_row_holds_the_action_taken_there_and_the_last_row_none(task):
+    env = task.make_env()
+    episode = record_episode(task, env, seed=0, number=3, pixels=False)
+    task.reset(env, episode["state"][0], episode["goal_state"][0])
+    for step, action in enumerate(episode["action"][:-1]):
+        assert np.array_equal(task.state(env), episode["state"][step])
+        env.step(action)
+    assert np.isnan(episode["action"][-1]).all()
+
+
+def test_stored_frames_and_drawn_frames_are_the_same_training_data(task, tmp_path):
+    for name, pixels in (("stored.h5", True), ("drawn.h5", False)):
+        collect(task, tmp_path / name, 3, seed=1, pixels=pixels, workers=1)
+    stored, drawn = (EpisodeData(tmp_path / name, task, 32, 5) for name in ("stored.h5", "drawn.h5"))
+    assert stored.has_pixels and not drawn.has_pixels
+    episode = np.flatnonzero(stored.lengths >= 16)[:1].repeat(2)
+    starts = np.array([0, stored.lengths[episode[0]] - 16])
+    frames = stored.frames(episode, starts, 4)
+    assert frames.shape == (2, 4, 3, 32, 32)
+    assert torch.equal(frames, drawn.frames(episode, starts, 4))
+
+
+def test_an_interrupted_collection_leaves_nothing(task, tmp_path):
+    def stop(episodes: int, rows: int) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        collect(task, tmp_path / "x.h5", 2, pixels=False, workers=1, on_episodes=stop)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_an_existing_set_is_not_overwritten_unasked(task, dataset_path):
+    with pytest.raises(UserError, match="--overwrite"):
+        collect(task, dataset_path, 2)
+
+
+def test_an_unknown_ending_names_the_known_ones(task, tmp_path):
+    with pytest.raises(UserError, match=r"\.lance"):
+        collect(task, tmp_path / "x.zip", 2)
+
+
+def test_a_file_that_is_no_dataset_gives_one_clear_line(task, tmp_path):
+    (tmp_path / "broken.h5").write_bytes(b"not hdf5")
+    with pytest.raises(UserError, match=r"broken\.h5 cannot be read"):
+        EpisodeData(tmp_path / "broken.h5", task, 32, 5)
+
+
+def test_a_missing_column_is_named(task, tmp_path):
+    import h5py
+
+    with h5py.File(tmp_path / "x.h5", "w") as file:
+        file["ep_len"], file["ep_offset"] = np.array([20]), np.array([0])
+        file["action"] = np.zeros((20, 2), np.float32)
+    with pytest.raises(UserError, match="state column 'pos_agent' or 'state'"):
+        EpisodeData(tmp_path / "x.h5", task, 32, 5)

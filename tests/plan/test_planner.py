@@ -1,0 +1,156 @@
+import numpy as np
+import pytest
+import torch
+
+from atlas_wm.config import PlanConfig
+from atlas_wm.errors import UserError
+from atlas_wm.plan import planner as module
+from atlas_wm.plan.cem import Solution
+from atlas_wm.plan.planner import Planner
+from atlas_wm.streams import stream
+
+QUICK = PlanConfig(candidates=20, iterations=3, elites=5, horizon=4, execute=3)
+
+
+def picture(side=32, seed=0):
+    return np.random.default_rng(seed).integers(0, 256, (side, side, 3), dtype=np.uint8)
+
+
+def pictures(count, seed=0):
+    return torch.randint(0, 256, (count, 3, 32, 32), generator=stream(seed), dtype=torch.uint8)
+
+
+def channels_first(frame):
+    return torch.as_tensor(frame).permute(2, 0, 1)[None]
+
+
+def area_means(frame, side):
+    """Each target pixel is the rounded mean of all source pixels it touches."""
+    cuts = [(i * len(frame) // side, -(-(i + 1) * len(frame) // side)) for i in range(side)]
+    means = [[frame[top:bottom, left:right].mean(axis=(0, 1)) for left, right in cuts] for top, bottom in cuts]
+    return np.round(means).astype(np.uint8)
+
+
+@pytest.fixture
+def planner(demo_model):
+    return Planner(demo_model, QUICK)
+
+
+def same(a, b):
+    return all(np.array_equal(x, y) for x, y in zip(a, b, strict=True))
+
+
+def test_an_episode_alone_is_bit_for_bit_the_episode_among_sixteen(planner):
+    frames, goals = pictures(16), pictures(16, seed=1)
+    together = planner.plan_batch(frames, goals, [stream(0, e) for e in range(16)])
+    assert len(together) == 16
+    for e in range(16):
+        (alone,) = planner.plan_batch(frames[e : e + 1], goals[e : e + 1], [stream(0, e)])
+        assert same(alone, together[e])
+
+
+def test_the_same_seed_gives_the_same_plan_and_another_seed_another(planner):
+    plan = planner.plan(picture(), picture(seed=1), seed=0)
+    assert same(plan, planner.plan(picture(), picture(seed=1), seed=0))
+    assert not np.array_equal(plan.actions, planner.plan(picture(), picture(seed=1), seed=1).actions)
+
+
+def test_candidates_are_ranked_by_the_squared_distance_of_their_last_latent(planner, demo_model, monkeypatch):
+    candidates, costs = torch.randn(1, 6, 4, 10, generator=stream(0)), []
+
+    def capture(cost, *_):
+        costs.append(cost(candidates))
+        return Solution(candidates[:, 0], torch.zeros(1), torch.zeros(1, 1))
+
+    monkeypatch.setattr(module, "cem", capture)
+    planner.plan(picture(), picture(seed=1))
+    with torch.no_grad():
+        z, goal = (demo_model.encode(channels_first(picture(seed=s))) for s in (0, 1))
+        ends = demo_model.rollout(z, candidates)[0, :, -1]
+    torch.testing.assert_close(costs[0][0], (ends - goal).square().sum(dim=1), atol=1e-4, rtol=1e-4)
+
+
+def test_planning_lowers_the_cost(demo_model):
+    few, many = (PlanConfig(candidates=50, elites=8, iterations=i) for i in (1, 8))
+    first, last = (Planner(demo_model, config).plan(picture(), picture(seed=1)) for config in (few, many))
+    assert last.cost < 0.9 * first.cost
+
+
+def test_costs_are_squared_distances_to_the_encoded_goal(planner, demo_model):
+    plan = planner.plan(picture(), picture(seed=1))
+    with torch.no_grad():
+        z, goal = (demo_model.encode(channels_first(picture(seed=s)))[0].numpy() for s in (0, 1))
+    assert plan.latents.shape == (4, 32)
+    assert plan.cost == pytest.approx(((plan.latents[-1] - goal) ** 2).sum(), rel=1e-5)
+    assert plan.start_cost == pytest.approx(((z - goal) ** 2).sum(), rel=1e-5)
+
+
+def test_latents_are_what_the_model_imagines_for_the_actions(demo_model):
+    planner = Planner(demo_model, PlanConfig(candidates=20, iterations=2, elites=5, horizon=4, execute=4))
+    plan = planner.plan(picture(), picture(seed=1))
+    standardised = demo_model.normalizer.apply(torch.as_tensor(plan.actions)).reshape(1, 1, 4, 10)
+    with torch.no_grad():
+        imagined = demo_model.rollout(demo_model.encode(channels_first(picture())), standardised)
+    np.testing.assert_allclose(plan.latents, imagined[0, 0].numpy(), atol=1e-4)
+
+
+def test_actions_leave_standardised_space_in_the_order_block_step_coordinate(planner, monkeypatch):
+    mean = torch.arange(4 * 10.0).reshape(1, 4, 10) / 10
+    monkeypatch.setattr(module, "cem", lambda *_: Solution(mean, torch.zeros(1), torch.zeros(1, 1)))
+    actions = planner.plan(picture(), picture(seed=1)).actions
+    assert actions.shape == (3 * 5, 2)  # 3 of the 4 blocks are executed
+    for block in range(3):
+        for step in range(5):
+            a, b = mean[0, block, 2 * step : 2 * step + 2].tolist()
+            expected = (a * 0.5 + 3.0, b * 2.0 - 1.0)  # the normaliser of the fixture
+            assert actions[5 * block + step] == pytest.approx(expected, abs=1e-5)
+
+
+@pytest.mark.parametrize("chunk", [1, 7, 20, 1000])
+def test_chunks_of_candidates_do_not_change_the_plan(planner, demo_model, chunk):
+    config = PlanConfig(**{**vars(QUICK), "candidate_chunk": chunk})
+    whole = planner.plan(picture(), picture(seed=1))
+    chunked = Planner(demo_model, config).plan(picture(), picture(seed=1))
+    for a, b in zip(whole, chunked, strict=True):
+        np.testing.assert_allclose(a, b, atol=1e-5, rtol=1e-5)
+
+
+def test_a_chunk_bounds_the_candidates_rolled_out_at_once(demo_model, monkeypatch):
+    sizes, rollout = [], demo_model.rollout
+    monkeypatch.setattr(demo_model, "rollout", lambda z, a: (sizes.append(a.shape[1]), rollout(z, a))[1])
+    config = PlanConfig(candidates=20, iterations=1, elites=5, candidate_chunk=8)
+    Planner(demo_model, config).plan(picture(), picture(seed=1))
+    assert sizes == [8, 8, 4, 1]  # the last is the answer
+
+
+def test_planning_runs_in_eval_mode(demo_model, planner):
+    expected = planner.plan(picture(), picture(seed=1))
+    demo_model.train()
+    assert same(Planner(demo_model, QUICK).plan(picture(), picture(seed=1)), expected)
+
+
+@pytest.mark.parametrize("side", [224, 100])
+def test_frames_of_any_size_are_reduced_to_the_size_of_the_model(planner, side):
+    large, goal = picture(side), picture(side, seed=1)
+    small, small_goal = (channels_first(area_means(p, 32)) for p in (large, goal))
+    plan = planner.plan(large, goal)
+    assert plan.actions.shape == (15, 2)
+    assert same(plan, planner.plan_batch(small, small_goal, [stream(0)])[0])
+
+
+@pytest.mark.parametrize(
+    ("bad", "remedy"),
+    [
+        (picture() / 255, "must be uint8 .*not float64: multiply by 255"),
+        (picture().transpose(2, 0, 1), r"shape \(height, width, 3\), not \(3, 32, 32\): put colour last"),
+        (picture()[None], r"shape \(height, width, 3\), not \(1, 32, 32, 3\)"),
+        (picture()[..., 0], r"shape \(height, width, 3\), not \(32, 32\)"),
+        (picture()[..., [0, 1, 2, 2]], r"shape \(height, width, 3\), not \(32, 32, 4\)"),
+    ],
+    ids=["float", "colour first", "batch", "grey", "alpha"],
+)
+@pytest.mark.parametrize("name", ["frame", "goal"])
+def test_wrong_pictures_are_refused_with_the_remedy(planner, name, bad, remedy):
+    arguments = {"frame": picture(), "goal": picture(), name: bad}
+    with pytest.raises(UserError, match=f"^{name} must .*{remedy.removeprefix('must ')}"):
+        planner.plan(**arguments)
