@@ -146,7 +146,7 @@ class TrainConfig:
     holdout: float = 0.1
     """Share of the data that only monitors."""
     batchnorm_batches: int = 0
-    """Batches over which BatchNorm statistics are measured again after the last step; 0 keeps the averages."""
+    """Batches over which BatchNorm statistics are measured before each validation and at the end; 0: never."""
     workers: int = 0
     """Loader processes; 0 loads in the training process."""
     log_every: int = 10

@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from difflib import get_close_matches
 
 
-class UserError(ValueError):
+class UserError(Exception):
     """The message says what is wrong and what to do about it."""
 
 

@@ -32,7 +32,7 @@ def reduce_frames(frames: Tensor, size: int) -> Tensor:
 
 def frame_to_tensor(frame: np.ndarray | Tensor, name: str = "frame") -> Tensor:
     """A picture as environments render it, (H, W, 3) uint8, → (1, 3, H, W)."""
-    tensor = torch.from_numpy(np.ascontiguousarray(frame))
+    tensor = torch.from_numpy(np.array(frame))  # a copy: any strides, writable
     if tensor.dtype != torch.uint8:
         kind = str(tensor.dtype).removeprefix("torch.")
         raise UserError(f"{name} must be uint8 (0 to 255), not {kind}: multiply by 255 if it lies in [0, 1]")

@@ -39,8 +39,6 @@ class EpisodeData:
             if self.has_pixels:
                 self._reader = _open(self.path, frameskip, ["pixels"])
         except (OSError, KeyError, ValueError) as error:
-            if isinstance(error, UserError):
-                raise
             raise UserError(f"{self.path} cannot be read as a stable-worldmodel dataset: {error}") from error
         if self.actions.ndim != 2 or self.actions.shape[1] != task.action_size:
             raise UserError(

@@ -151,9 +151,9 @@ def fit(
         total = values.pop("total")
         left = (now - started) / step * (len(batches) - step)
         on_progress(Progress(step, len(batches), values, total, speed, left))
-        if last and settings.batchnorm_batches:
-            measure_batchnorm(fabric, wrapped, training, config)
         if last or step % settings.validate_every < settings.log_every:
+            if settings.batchnorm_batches:
+                measure_batchnorm(fabric, wrapped, training, config)
             row |= {f"val_{name}": value for name, value in validate(fabric, wrapped, validation, config).items()}
             mark = time.perf_counter()
         write(step, row)
