@@ -145,6 +145,8 @@ class TrainConfig:
     """What the validation part is made of. The paper holds out clips; episodes keep it truly unseen."""
     holdout: float = 0.1
     """Share of the data that only monitors."""
+    split_seed: int = 0
+    """Fixes what is held out, whatever the training seed."""
     batchnorm_batches: int = 0
     """Batches over which BatchNorm statistics are measured before each validation and at the end; 0: never."""
     workers: int = 0

@@ -29,7 +29,7 @@ def test_the_index_is_every_window_within_an_episode(lengths, rows):
 
 
 @pytest.mark.parametrize("split", ["clips", "episodes"])
-def test_the_split_is_disjoint_complete_and_fixed_by_the_seed(split):
+def test_the_split_is_disjoint_complete_and_fixed_by_its_own_seed(split):
     index = clip_index(np.full(30, 40), 16)
     config = TrainConfig(split=split)
     training, validation = split_clips(index, 30, config)
@@ -39,7 +39,8 @@ def test_the_split_is_disjoint_complete_and_fixed_by_the_seed(split):
     if split == "episodes":
         assert not set(training.episode.tolist()) & set(validation.episode.tolist())
     again = split_clips(index, 30, config)[1]
-    other = split_clips(index, 30, replace(config, seed=1))[1]
+    assert np.array_equal(split_clips(index, 30, replace(config, seed=1))[1].start, validation.start)
+    other = split_clips(index, 30, replace(config, split_seed=1))[1]
     assert np.array_equal(again.start, validation.start) and np.array_equal(again.episode, validation.episode)
     assert not (np.array_equal(other.start, validation.start) and np.array_equal(other.episode, validation.episode))
 

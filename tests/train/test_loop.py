@@ -71,7 +71,13 @@ def test_the_same_seed_trains_the_same_model(dataset_path, task, tiny_config):
 
 def test_a_run_folder_holds_everything(run_folder, tiny_config):
     names = {path.name for path in run_folder.iterdir()}
-    assert names == {"config.json", "metrics.csv", "model.safetensors", "normalizer.json", "tensorboard"}
+    assert names - {"evaluation"} == {
+        "config.json",
+        "metrics.csv",
+        "model.safetensors",
+        "normalizer.json",
+        "tensorboard",
+    }
     info, _ = read_run(run_folder)
     assert info.config == tiny_config and info.method == "atlas" and info.data.episodes == 60
     assert info.data.training_clips > 9 * info.data.validation_clips * 0.8

@@ -43,8 +43,8 @@ def clip_index(lengths: np.ndarray, rows: int) -> ClipIndex:
 
 
 def held_out_episodes(episodes: int, config: TrainConfig) -> np.ndarray:
-    """Which episodes only monitor when the split is by episodes: a mask (E,), fixed by the seed."""
-    order = np.random.default_rng([config.seed, 0]).permutation(episodes)
+    """Which episodes only monitor when the split is by episodes: a mask (E,), fixed by the split seed."""
+    order = np.random.default_rng(config.split_seed).permutation(episodes)
     mask = np.zeros(episodes, dtype=bool)
     mask[order[: max(1, round(config.holdout * episodes))]] = True
     return mask
@@ -55,7 +55,7 @@ def split_clips(index: ClipIndex, episodes: int, config: TrainConfig) -> tuple[C
     if config.split == "episodes":
         held_out = held_out_episodes(episodes, config)[index.episode]
     else:
-        order = np.random.default_rng([config.seed, 0]).permutation(len(index))
+        order = np.random.default_rng(config.split_seed).permutation(len(index))
         held_out = np.zeros(len(index), dtype=bool)
         held_out[order[: max(1, round(config.holdout * len(index)))]] = True
     parts = index.take(np.flatnonzero(~held_out)), index.take(np.flatnonzero(held_out))
