@@ -72,5 +72,5 @@ def test_a_missing_column_is_named(task, tmp_path):
     with h5py.File(tmp_path / "x.h5", "w") as file:
         file["ep_len"], file["ep_offset"] = np.array([20]), np.array([0])
         file["action"] = np.zeros((20, 2), np.float32)
-    with pytest.raises(UserError, match="state column 'pos_agent' or 'state'"):
+    with pytest.raises(UserError, match="no column 'pos_agent' or 'state'"):
         EpisodeData(tmp_path / "x.h5", task, 32, 5)

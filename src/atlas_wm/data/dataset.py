@@ -23,37 +23,42 @@ class EpisodeData:
         self.path = find_dataset(path, task)
         self.task, self.image_size, self.frameskip = task, image_size, frameskip
         try:
-            self._reader = _open(self.path, frameskip)
-            columns = self._reader.column_names
-            if "action" not in columns:
-                raise UserError(f"{self.path} has no column 'action' (it has: {', '.join(sorted(columns))})")
-            state_column = next((c for c in task.state_columns if c in columns), None)
-            if state_column is None:
-                wanted = " or ".join(repr(c) for c in task.state_columns)
-                raise UserError(f"{self.path} has no state column {wanted} (it has: {', '.join(sorted(columns))})")
-            self.actions = np.asarray(self._reader.get_col_data("action"), np.float32)  # (R, A)
-            self.states = np.asarray(self._reader.get_col_data(state_column), np.float32)  # (R, s)
-            self.lengths = np.asarray(self._reader.lengths, np.int64)  # (E,)
-            self.offsets = np.asarray(self._reader.offsets, np.int64)  # (E,)
-            self.has_pixels = "pixels" in columns
-            if self.has_pixels:
-                self._reader = _open(self.path, frameskip, ["pixels"])
+            self._table = _open(self.path, frameskip)
+            self.actions = self.columns((("action",),)).astype(np.float32)  # (R, A)
+            self.states = self.columns(task.state_columns)  # (R, s)
+            self.lengths = np.asarray(self._table.lengths, np.int64)  # (E,)
+            self.offsets = np.asarray(self._table.offsets, np.int64)  # (E,)
+            self._pixels = _open(self.path, frameskip, ["pixels"]) if "pixels" in self._table.column_names else None
         except (OSError, KeyError, ValueError) as error:
             raise UserError(f"{self.path} cannot be read as a stable-worldmodel dataset: {error}") from error
-        if self.actions.ndim != 2 or self.actions.shape[1] != task.action_size:
+        if self.actions.shape[1] != task.action_size:
             raise UserError(
                 f"{self.path}: column 'action' has shape {self.actions.shape}, "
                 f"{task.name} needs (rows, {task.action_size})"
             )
 
+    @property
+    def has_pixels(self) -> bool:
+        return self._pixels is not None
+
+    def columns(self, alternatives: tuple[tuple[str, ...], ...]) -> np.ndarray:
+        """The first alternative whose columns are all there, side by side: (R, n)."""
+        present = sorted(self._table.column_names)
+        found = next((names for names in alternatives if set(names) <= set(present)), None)
+        if found is None:
+            wanted = " or ".join(repr(" + ".join(names)) for names in alternatives)
+            raise UserError(f"{self.path} has no column {wanted} (it has: {', '.join(present)})")
+        parts = [np.asarray(self._table.get_col_data(name)) for name in found]
+        return np.concatenate([part.reshape(len(part), -1) for part in parts], axis=1)
+
     def frames(self, episodes: np.ndarray, starts: np.ndarray, count: int) -> Tensor:
         """``count`` frames, ``frameskip`` rows apart, from each (episode, start): (B, count, 3, S, S) uint8."""
-        if not self.has_pixels:
+        if self._pixels is None:
             rows = (self.offsets[episodes] + starts)[:, None] + self.frameskip * np.arange(count)
             drawn = self.task.draw(self.states[rows.reshape(-1)], self.image_size)
             return drawn.unflatten(0, (len(episodes), count))
         ends = starts + self.frameskip * (count - 1) + 1
-        chunks = self._reader.load_chunk(episodes, starts, ends)
+        chunks = self._pixels.load_chunk(episodes, starts, ends)
         pixels = torch.stack([torch.as_tensor(chunk["pixels"]) for chunk in chunks])
         return reduce_frames(pixels.flatten(0, 1), self.image_size).unflatten(0, pixels.shape[:2])
 
@@ -65,7 +70,7 @@ class EpisodeData:
     def content_hash(self) -> str:
         """sha256 of lengths, actions and states: the same for the same episodes in any file format."""
         digest = hashlib.sha256()
-        for array in (self.lengths, self.actions, self.states):
+        for array in (self.lengths, self.actions, self.states.astype(np.float32)):
             digest.update(np.ascontiguousarray(array).tobytes())
         return digest.hexdigest()[:16]
 

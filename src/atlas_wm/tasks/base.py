@@ -27,8 +27,11 @@ class Task(ABC):
     env_id: str
     max_episode_steps: int
     action_size: int
-    state_columns: tuple[str, ...]
-    """Names under which datasets keep the state that :meth:`reset` needs; the first one present is used."""
+    state_columns: tuple[tuple[str, ...], ...]
+    """Where datasets keep the state that :meth:`reset` needs: alternatives, the first one present is used; the
+    columns of an alternative are put side by side."""
+    novelty_columns: tuple[tuple[str, ...], ...]
+    """The same for the state whose distance from the training data says how unusual an episode is."""
 
     def make_env(self) -> gym.Env:
         import_harness()

@@ -21,7 +21,8 @@ class TwoRoom(Task):
     env_id = "swm/TwoRoom-v1"
     max_episode_steps = 100
     action_size = 2
-    state_columns = ("pos_agent", "state")
+    state_columns = (("pos_agent",), ("state",))
+    novelty_columns = (("pos_agent", "pos_target"), ("state", "goal_state"))
 
     def __init__(self) -> None:
         self._scene: _Scene | None = None
