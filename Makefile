@@ -3,11 +3,12 @@ PYTHON ?= $(shell command -v python3.11 || command -v python3)
 VENV   := .venv
 READY  := $(VENV)/.ready
 
-.PHONY: help setup demo test lint
+.PHONY: help setup demo test lint bench
 
 help:
 	@echo "make demo   train ATLAS and LeWM on TwoRoom, plan with both, results in runs/demo/ (about 10 minutes on 2 cores)"
 	@echo "make test   lint, types and the whole test suite"
+	@echo "make bench  speed of the loader beside stable-worldmodel's"
 	@echo "make setup  only make .venv (the other targets do it when needed)"
 
 setup: $(READY)
@@ -21,6 +22,9 @@ $(READY): requirements.lock pyproject.toml
 
 demo: $(READY)
 	$(VENV)/bin/atlas demo
+
+bench: $(READY)
+	$(VENV)/bin/python benchmarks/loader.py
 
 lint: $(READY)
 	$(VENV)/bin/ruff check .

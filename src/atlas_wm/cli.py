@@ -52,7 +52,7 @@ def collect(
     """Record demonstrations of a task with all cores, and a card that says how.
 
     Args:
-        task: The task, such as tworoom.
+        task: tworoom, pusht or cube, or your own as module:Class (docs/own-data.md).
         episodes: How many demonstrations.
         out: A .lance folder or .h5 file [default: data/TASK.lance].
         seed: Episode n is a function of (seed, n): the set is the same for any number of workers.
@@ -65,7 +65,7 @@ def collect(
     known_task = get_task(task)
     from atlas_wm.commands import collect_with_progress
 
-    out = out or Path(f"data/{task}.lance")
+    out = out or Path(f"data/{known_task.name}.lance")
     card = collect_with_progress(
         known_task, out, episodes, seed=seed, pixels=pixels, workers=workers, overwrite=overwrite
     )
@@ -89,7 +89,7 @@ def make_train(default: RunConfig) -> Callable[..., None]:
         """Train a world model. Every setting of the recipe is a flag; the defaults shown are the recipe's.
 
         Args:
-            task: The task, such as tworoom.
+            task: tworoom, pusht or cube, or your own as module:Class (docs/own-data.md).
             method: atlas, lewm, lewm+ood or wemreg.
             recipe: paper (18 M parameters, for a GPU) or demo (minutes on a laptop).
             data: Dataset [default: data/TASK.lance].
@@ -103,8 +103,8 @@ def make_train(default: RunConfig) -> Callable[..., None]:
         known_task = get_task(task)
         from atlas_wm.commands import train_with_progress
 
-        out = out or Path(f"runs/{task}-{method}-{recipe}")
-        data = data or Path(f"data/{task}.lance")
+        out = out or Path(f"runs/{known_task.name}-{method}-{recipe}")
+        data = data or Path(f"data/{known_task.name}.lance")
         options: dict[str, Any] = {"recipe": recipe, "device": device, "overwrite": overwrite}
         print(train_with_progress(config, known_task, data, out, method, **options))
 
@@ -119,6 +119,7 @@ def evaluate(
     episodes: int = 200,
     seeds: str = "42-46",
     part: Literal["all", "heldout"] = "all",
+    leave_out_solved: bool = False,
     data: Path | None = None,
     iterations: int | None = None,
     candidates: int | None = None,
@@ -139,6 +140,7 @@ def evaluate(
         episodes: Episodes for each seed.
         seeds: Evaluation seeds: a range such as 42-46, or a list such as 1,2,3.
         part: Draw from all episodes, as the paper does, or only from those training never saw.
+        leave_out_solved: Leave episodes already solved at the start out of the success rates.
         data: Dataset [default: the one the run was trained on].
         iterations: CEM iterations [default: the run's].
         candidates: CEM candidates [default: the run's].
@@ -156,7 +158,7 @@ def evaluate(
 
     changes = {"iterations": iterations, "candidates": candidates}
     plan: PlanConfig = replace(info.config.plan, **{k: v for k, v in changes.items() if v is not None})
-    protocol = Protocol(offset, budget, episodes, parse_seeds(seeds), part)
+    protocol = Protocol(offset, budget, episodes, parse_seeds(seeds), part, leave_out_solved)
     reports = evaluate_with_progress(
         run,
         [protocol],
@@ -206,6 +208,13 @@ def plan(
     print(json.dumps(answer))
 
 
+def doctor() -> None:
+    """Say what this machine can do: device, precision, renderer, environments, versions; and what to install."""
+    from atlas_wm.doctor import print_doctor
+
+    print_doctor()
+
+
 def demo(
     out: Path = Path("runs/demo"),
     seeds: tuple[int, ...] = (3072,),
@@ -228,6 +237,7 @@ COMMANDS: dict[str, Callable[..., None]] = {
     "train": make_train(get_recipe("paper")("atlas")),
     "eval": evaluate,
     "plan": plan,
+    "doctor": doctor,
     "demo": demo,
 }
 

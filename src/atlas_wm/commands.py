@@ -22,7 +22,7 @@ def collect_with_progress(task: Task, out: Path, episodes: int, **options: Any) 
         def show(done: int, rows: int) -> None:
             bar.update(done, episodes, f"{rows:,} rows, {rows / (time.monotonic() - started):,.0f} rows/s")
 
-        return collect(task, out, episodes, on_episodes=show, **options)
+        return collect(task, out, episodes, on_episodes=show, say=bar.say, **options)
 
 
 def train_with_progress(config: RunConfig, task: Task, data: Path, out: Path, method: str, **options: Any) -> Path:

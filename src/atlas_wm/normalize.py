@@ -32,9 +32,9 @@ class Normalizer:
         rows = rows[np.isfinite(rows).all(axis=1)]
         if len(rows) == 0:
             raise UserError("no finite action in the training part: nothing to standardise with")
-        # A coordinate that never moves keeps its scale: 1 instead of 0.
-        std = rows.std(axis=0)
-        return cls(tuple(rows.mean(axis=0).tolist()), tuple(np.where(std > 0, std, 1.0).tolist()))
+        # A coordinate that never moves keeps its scale. Its deviation may be off 0 by rounding, its range is not.
+        std = np.where(np.ptp(rows, axis=0) > 0, rows.std(axis=0), 1.0)
+        return cls(tuple(rows.mean(axis=0).tolist()), tuple(std.tolist()))
 
     @property
     def size(self) -> int:

@@ -51,6 +51,10 @@ class Bar:
         line = f"{self.title}: {done}/{total} {self.unit}, {elapsed:.0f} s, ETA {left:.0f} s  {note}"
         self._console.print(line, markup=False, highlight=False, soft_wrap=True)
 
+    def say(self, text: str) -> None:
+        """A line above the bar."""
+        self._console.print(text, markup=False, highlight=False, soft_wrap=True)
+
     def __enter__(self) -> "Bar":
         if self._bar is not None:
             self._bar.start()

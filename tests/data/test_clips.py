@@ -79,6 +79,11 @@ def test_missing_actions_become_zero_after_standardisation():
     assert torch.equal(Normalizer((1.0, 1.0), (2.0, 1.0)).apply(actions), torch.tensor([[0.0, 0.0], [1.0, 1.0]]))
 
 
+def test_a_coordinate_that_never_moves_keeps_its_scale():
+    actions = np.stack([np.full(7, 0.1), np.arange(7.0)], axis=1)
+    assert Normalizer.fit(actions).std == (1.0, 2.0)
+
+
 @given(st.lists(st.floats(-50, 50), min_size=2, max_size=6))
 @settings(max_examples=40, deadline=None)
 def test_standardisation_can_be_undone(values):

@@ -26,7 +26,7 @@ def test_a_row_holds_the_action_taken_there_and_the_last_row_none(task):
     for step, action in enumerate(episode["action"][:-1]):
         assert np.array_equal(task.state(env), episode["state"][step])
         env.step(action)
-    assert np.isnan(episode["action"][-1]).all()
+    assert not episode["action"][-1].any()
 
 
 def test_stored_frames_and_drawn_frames_are_the_same_training_data(task, tmp_path):
@@ -41,13 +41,28 @@ def test_stored_frames_and_drawn_frames_are_the_same_training_data(task, tmp_pat
     assert torch.equal(frames, drawn.frames(episode, starts, 4))
 
 
-def test_an_interrupted_collection_leaves_nothing(task, tmp_path):
+@pytest.mark.slow
+@pytest.mark.parametrize("ending", ["h5", "lance"])
+def test_an_interrupted_collection_goes_on_from_its_whole_episodes(task, dataset_path, tmp_path, ending):
     def stop(episodes: int, rows: int) -> None:
         raise KeyboardInterrupt
 
+    out, said = tmp_path / f"x.{ending}", []
     with pytest.raises(KeyboardInterrupt):
-        collect(task, tmp_path / "x.h5", 2, pixels=False, workers=1, on_episodes=stop)
-    assert list(tmp_path.iterdir()) == []
+        collect(task, out, 60, seed=5, pixels=False, workers=1, on_episodes=stop)
+    assert not out.exists()
+    card = collect(task, out, 60, seed=5, pixels=False, workers=1, say=said.append)
+    assert said == ["25 whole episodes are left from an interrupted call: going on from there"]
+    assert card["hash"] == json.loads(card_path(dataset_path).read_text())["hash"] and card["episodes"] == 60
+    assert sorted(p.name for p in tmp_path.iterdir()) == [f"x.{ending}", f"x.{ending}.card.json"]
+
+
+def test_a_damaged_or_different_rest_is_not_continued(task, tmp_path):
+    said = []
+    (tmp_path / "x.partial.h5").write_bytes(b"torn")
+    collect(task, tmp_path / "x.h5", 2, pixels=False, workers=1, say=said.append)
+    assert len(said) == 1 and "starting over" in said[0]
+    assert EpisodeData(tmp_path / "x.h5", task, 32, 5).lengths.shape == (2,)
 
 
 def test_an_existing_set_is_not_overwritten_unasked(task, dataset_path):
@@ -74,3 +89,22 @@ def test_a_missing_column_is_named(task, tmp_path):
         file["action"] = np.zeros((20, 2), np.float32)
     with pytest.raises(UserError, match="no column 'pos_agent' or 'state'"):
         EpisodeData(tmp_path / "x.h5", task, 32, 5)
+
+
+def test_damaged_frames_name_the_file_and_the_remedy(task, tmp_path):
+    collect(task, tmp_path / "x.lance", 2, seed=1, pixels=True, workers=1)
+    data = EpisodeData(tmp_path / "x.lance", task, 32, 5)
+    for part in (tmp_path / "x.lance" / "data").rglob("*.lance"):
+        part.write_bytes(part.read_bytes()[:200])
+    with pytest.raises(UserError, match=r"x\.lance: column 'pixels' cannot be read.*collect it again"):
+        data.frames(np.array([0]), np.array([0]), 1)
+
+
+def test_a_task_of_the_wrong_action_size_is_refused(dataset_path):
+    from atlas_wm.tasks.tworoom import TwoRoom
+
+    class Wide(TwoRoom):
+        action_size = 3
+
+    with pytest.raises(UserError, match="column 'action' has shape"):
+        EpisodeData(dataset_path, Wide(), 32, 5)

@@ -3,11 +3,13 @@
 Each episode is a function of (seed, its number) alone, so the set is the same for any number of workers.
 """
 
+import json
 import os
 import shutil
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
@@ -16,25 +18,24 @@ import numpy as np
 
 from atlas_wm.data.dataset import EpisodeData
 from atlas_wm.errors import UserError, unknown
-from atlas_wm.run_folder import write_json
-from atlas_wm.tasks import Task, get_task
+from atlas_wm.run_folder import read_json, write_json
+from atlas_wm.tasks import Task, task_id
 from atlas_wm.tasks.base import import_harness
 from atlas_wm.versions import versions
 
 FORMATS = {".lance": "lance", ".h5": "hdf5", ".hdf5": "hdf5"}
 Episode = dict[str, np.ndarray]  # each (steps, ...)
-EPISODES_PER_JOB = 25
 
 _worker_task: Task  # set once in each worker process
 _worker_env: Any
 
 
-def _start_worker(task_name: str) -> None:
+def _start_worker(task: Task) -> None:
     import torch
 
     global _worker_task, _worker_env
     torch.set_num_threads(1)  # environments in torch would otherwise fight over the cores
-    _worker_task = get_task(task_name)
+    _worker_task = task
     _worker_env = _worker_task.make_env()
 
 
@@ -43,17 +44,20 @@ def _record_job(seed: int, numbers: list[int], pixels: bool) -> list[Episode]:
 
 
 def record_episode(task: Task, env: Any, seed: int, number: int, pixels: bool) -> Episode:
-    """One demonstration: row t holds the state at t and the action taken there; the last action is NaN."""
+    """One demonstration: row t holds the state at t and the action taken there.
+
+    No action is taken in the last row. It holds zeros, which no clip uses: Lance refuses to append NaN.
+    """
     env_seed, policy_seed = np.random.SeedSequence([seed, number]).generate_state(2).tolist()
     policy = task.demonstrator(env, policy_seed)
     _, info = env.reset(seed=env_seed)
     rows: list[dict[str, np.ndarray]] = []
     done = False
     while True:
-        row = task.columns(info)
+        row = task.columns(env, info)
         if pixels:
             row["pixels"] = env.render()
-        row["action"] = np.full(task.action_size, np.nan, np.float32)
+        row["action"] = np.zeros(task.action_size, np.float32)
         rows.append(row)
         if done:
             return {column: np.stack([r[column] for r in rows]) for column in row}
@@ -73,8 +77,13 @@ def collect(
     workers: int | None = None,
     overwrite: bool = False,
     on_episodes: Callable[[int, int], None] = lambda episodes, rows: None,
+    say: Callable[[str], None] = lambda text: None,
 ) -> dict[str, Any]:
-    """Record ``episodes`` demonstrations to ``out`` (.lance or .h5) and return the card written beside it."""
+    """Record ``episodes`` demonstrations to ``out`` (.lance or .h5) and return the card written beside it.
+
+    The set grows under a name with ``.partial`` in it. Interrupted, its whole episodes stay there, and the same
+    call goes on behind them.
+    """
     if out.suffix not in FORMATS:
         raise unknown("dataset ending", out.suffix, FORMATS)
     if episodes < 1:
@@ -85,49 +94,68 @@ def collect(
     from stable_worldmodel.data import get_format
 
     partial = out.with_name(out.stem + ".partial" + out.suffix)
-    _remove(partial)
-    out.parent.mkdir(parents=True, exist_ok=True)
-    started = time.time()
-    rows = 0
-
-    def record() -> Iterator[dict[str, list[np.ndarray]]]:
-        nonlocal rows
-        jobs = [list(range(i, min(i + EPISODES_PER_JOB, episodes))) for i in range(0, episodes, EPISODES_PER_JOB)]
-        with ProcessPoolExecutor(
+    notes = partial.with_name(partial.name + ".json")
+    made_by = {"task": task_id(task), "demonstrator": task.demonstrator_settings(), "seed": seed, "pixels": pixels}
+    lengths = _kept(partial, notes, made_by, say)[:episodes]
+    started, rows, kept = time.time(), sum(lengths), len(lengths)
+    write_json(notes, made_by)
+    size = task.episodes_per_job
+    jobs = [list(range(i, min(i + size, episodes))) for i in range(kept, episodes, size)]
+    if jobs:
+        pool = ProcessPoolExecutor(
             min(workers or os.cpu_count() or 1, len(jobs)),
             mp_context=get_context("spawn"),
             initializer=_start_worker,
-            initargs=(task.name,),
-        ) as pool:
+            initargs=(task,),
+        )
+        try:
             pending = [pool.submit(_record_job, seed, numbers, pixels) for numbers in jobs]
-            for done, _ in enumerate(jobs):
-                for episode in pending[done].result():
-                    rows += len(episode["action"])
-                    yield {column: list(values) for column, values in episode.items()}
-                pending[done] = None  # type: ignore[call-overload]  # let the episodes go
-                on_episodes(min((done + 1) * EPISODES_PER_JOB, episodes), rows)
-
-    try:
-        with get_format(FORMATS[out.suffix]).open_writer(partial, mode="overwrite") as writer:
-            writer.write_episodes(record())
-    except BaseException:
-        _remove(partial)
-        raise
+            for number, job in enumerate(jobs):
+                recorded = pending[number].result()
+                pending[number] = None  # type: ignore[call-overload]  # let the episodes go
+                with get_format(FORMATS[out.suffix]).open_writer(partial, mode="append") as writer:
+                    writer.write_episodes([{c: list(values) for c, values in e.items()} for e in recorded])
+                rows += sum(len(e["action"]) for e in recorded)
+                on_episodes(job[-1] + 1, rows)
+        except BrokenProcessPool as error:
+            raise UserError(
+                "a recording process died (out of memory?): run the command again to go on from the last whole "
+                "episode, with fewer --workers if it happens again"
+            ) from error
+        finally:
+            pool.shutdown(cancel_futures=True)
     _remove(out)
     partial.rename(out)
+    notes.unlink()
+    data = EpisodeData(out, task, image_size=1, frameskip=1)
     card = {
-        "task": task.name,
-        "demonstrator": task.demonstrator_settings(),
-        "seed": seed,
-        "episodes": episodes,
-        "rows": rows,
-        "pixels": pixels,
-        "hash": EpisodeData(out, task, image_size=1, frameskip=1).content_hash(),
+        **made_by,
+        "episodes": len(data.lengths),
+        "rows": len(data.actions),
+        "hash": data.content_hash(),
         "seconds": round(time.time() - started, 1),
         "versions": versions(),
     }
     write_json(card_path(out), card)
     return card
+
+
+def _kept(partial: Path, notes: Path, made_by: dict[str, Any], say: Callable[[str], None]) -> list[int]:
+    """Lengths of the whole episodes an interrupted call left; if they were made another way, none stay."""
+    if not partial.exists():
+        return []
+    from stable_worldmodel.data import load_dataset
+
+    try:
+        if read_json(notes) != json.loads(json.dumps(made_by)):
+            raise UserError("it was recorded with other settings")
+        lengths = [int(n) for n in load_dataset(str(partial.resolve())).lengths]
+    except Exception as error:  # whatever a damaged file makes its library raise
+        say(f"{partial} is left from an interrupted call but cannot be continued ({error}): starting over")
+        _remove(partial)
+        return []
+    say(f"{len(lengths)} whole episodes are left from an interrupted call: going on from there")
+    return lengths
 
 
 def card_path(out: Path) -> Path:

@@ -5,9 +5,9 @@ import os
 from pathlib import Path
 
 import numpy as np
-import torch
 from torch import Tensor
 
+from atlas_wm.data.pixels import HarnessPixels, HDF5Pixels, LancePixels, PixelReader
 from atlas_wm.errors import UserError
 from atlas_wm.frames import reduce_frames
 from atlas_wm.tasks.base import Task, import_harness
@@ -28,7 +28,7 @@ class EpisodeData:
             self.states = self.columns(task.state_columns)  # (R, s)
             self.lengths = np.asarray(self._table.lengths, np.int64)  # (E,)
             self.offsets = np.asarray(self._table.offsets, np.int64)  # (E,)
-            self._pixels = _open(self.path, frameskip, ["pixels"]) if "pixels" in self._table.column_names else None
+            self._pixels = self._pixel_reader()
         except (OSError, KeyError, ValueError) as error:
             raise UserError(f"{self.path} cannot be read as a stable-worldmodel dataset: {error}") from error
         if self.actions.shape[1] != task.action_size:
@@ -57,10 +57,25 @@ class EpisodeData:
             rows = (self.offsets[episodes] + starts)[:, None] + self.frameskip * np.arange(count)
             drawn = self.task.draw(self.states[rows.reshape(-1)], self.image_size)
             return drawn.unflatten(0, (len(episodes), count))
-        ends = starts + self.frameskip * (count - 1) + 1
-        chunks = self._pixels.load_chunk(episodes, starts, ends)
-        pixels = torch.stack([torch.as_tensor(chunk["pixels"]) for chunk in chunks])
-        return reduce_frames(pixels.flatten(0, 1), self.image_size).unflatten(0, pixels.shape[:2])
+        try:
+            pixels = self._pixels.read(episodes, starts, count, self.frameskip)
+        except (OSError, RuntimeError) as error:
+            raise UserError(
+                f"{self.path}: column 'pixels' cannot be read, the file seems damaged ({error}): "
+                f"fetch or collect it again"
+            ) from error
+        return reduce_frames(pixels, self.image_size).unflatten(0, (len(episodes), count))
+
+    def _pixel_reader(self) -> PixelReader | None:
+        if "pixels" not in self._table.column_names:
+            return None
+        from stable_worldmodel.data import HDF5Dataset, LanceDataset
+
+        if isinstance(self._table, HDF5Dataset):
+            return HDF5Pixels(Path(self._table.h5_path), self.offsets)
+        if isinstance(self._table, LanceDataset):
+            return LancePixels(Path(self._table.uri) / f"{self._table.table_name}.lance", self.offsets)
+        return HarnessPixels(_open(self.path, self.frameskip, ["pixels"]))
 
     def frame(self, row: int) -> Tensor:
         """The frame of one row: (1, 3, S, S) uint8."""

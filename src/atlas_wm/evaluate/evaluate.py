@@ -15,14 +15,17 @@ import torch
 from atlas_wm.config import PlanConfig
 from atlas_wm.data.dataset import EpisodeData
 from atlas_wm.device import pick_device
-from atlas_wm.evaluate.protocol import Protocol, draw_starts
+from atlas_wm.evaluate.protocol import Protocol, draw_starts, training_rows
 from atlas_wm.evaluate.rollout import Episode, EpisodeRecord, planning_policy, random_policy, run_episodes
+from atlas_wm.evaluate.split import ood_labels, path_scores, state_bank
+from atlas_wm.evaluate.statistics import summarise
 from atlas_wm.models.world_model import WorldModel
 from atlas_wm.plan.planner import Planner
 from atlas_wm.run_folder import read_run, write_json
 from atlas_wm.tasks import Task, get_task
 from atlas_wm.versions import versions
 
+NEIGHBOURS = 50  # of the k-NN novelty (Appendix idood)
 # On the CPU episodes are planned one by one and processes share the work; a GPU plans many at once.
 EPISODES_PER_JOB = {"cpu": 5, "mps": 20, "cuda": 100}
 
@@ -129,12 +132,21 @@ def evaluate(
     data = EpisodeData(
         setup.data, get_task(info.task), info.config.model.encoder.image_size, info.config.model.frameskip
     )
-    jobs, size = [], EPISODES_PER_JOB[where.type]
+    policies = ("model", "random") if random_floor else ("model",)
+    jobs, size = [], min(EPISODES_PER_JOB[where.type], data.task.most_at_once)
+    novelty: dict[Protocol, dict[int, dict[int, tuple[float, bool]]]] = {p: {} for p in protocols}
+    states = data.columns(data.task.novelty_columns)
+    bank = state_bank(states[training_rows(data, info)])
+    neighbours = min(NEIGHBOURS, len(bank.states))
     for protocol in protocols:
         for seed in protocol.seeds:
-            rows = draw_starts(data, protocol, seed, info).tolist()
+            starts = draw_starts(data, protocol, seed, info)
+            scores = path_scores(states, starts, protocol.offset, bank, k=neighbours)
+            rows = starts.tolist()
+            labels = zip(scores.tolist(), ood_labels(scores).tolist(), strict=True)
+            novelty[protocol][seed] = dict(zip(rows, labels, strict=True))
             filmed = _farthest(data, protocol, rows, films) if seed == protocol.seeds[0] else ()
-            for policy in ("model", "random") if random_floor else ("model",):
+            for policy in policies:
                 for i in range(0, len(rows), size):
                     part = tuple(rows[i : i + size])
                     jobs.append(Job(policy, protocol, seed, part, filmed if policy == "model" else ()))
@@ -151,24 +163,28 @@ def evaluate(
 
     reports = []
     for protocol in protocols:
-        mine = [r for r in results if r.job.protocol == protocol]
-        report = {
+        report: dict[str, Any] = {
             "task": info.task,
             "method": info.method,
             "recipe": info.recipe,
             "protocol": {**asdict(protocol), "budget": protocol.steps},
             "plan": asdict(setup.plan),
             "data": {"path": setup.data, "hash": data.content_hash()},
+            "novelty_bank": {"states": len(bank.states), "neighbours": neighbours, "seed": 0},
             "device": setup.device,
             "versions": versions(),
-            "model": _summary(mine, "model", protocol),
         }
-        if random_floor:
-            report["random"] = _summary(mine, "random", protocol)
+        for policy in policies:
+            mine = [r for r in results if r.job.protocol == protocol and r.job.policy == policy]
+            records = {seed: [e for r in mine if r.job.seed == seed for e in r.records] for seed in protocol.seeds}
+            report[policy] = summarise(records, novelty[protocol], protocol.leave_out_solved)
+            report[policy]["seconds"] = sum(r.seconds for r in mine)
         write_json(run / "evaluation" / f"{protocol.name}.json", report)
-        filmed_frames = {f"row{row}": film for r in mine for row, film in r.films.items()}
+        filmed_frames: dict[str, Any] = {
+            f"row{row}": film for r in results if r.job.protocol == protocol for row, film in r.films.items()
+        }
         if filmed_frames:
-            np.savez_compressed(run / "evaluation" / f"{protocol.name}.films.npz", **filmed_frames)  # type: ignore[arg-type]
+            np.savez_compressed(run / "evaluation" / f"{protocol.name}.films.npz", **filmed_frames)
         reports.append(report)
     return reports
 
@@ -177,27 +193,3 @@ def _farthest(data: EpisodeData, protocol: Protocol, rows: list[int], count: int
     """The ``count`` starts with the longest way to their goal."""
     way = [-data.task.distance(data.states[row], data.states[row + protocol.offset]) for row in rows]
     return tuple(rows[i] for i in np.argsort(way, kind="stable")[:count])
-
-
-def _summary(results: list[JobResult], policy: str, protocol: Protocol) -> dict[str, Any]:
-    """Success in percent, for each seed and over the seeds, with every episode's record."""
-    mine = [r for r in results if r.job.policy == policy]
-    by_seed = {
-        seed: [record for r in mine if r.job.seed == seed for record in r.records] for seed in protocol.seeds
-    }
-    rates = [100 * float(np.mean([e.success for e in records])) for records in by_seed.values()]
-    episodes = [record for records in by_seed.values() for record in records]
-    return {
-        "success_mean": float(np.mean(rates)),
-        "success_std": float(np.std(rates)),
-        "success_by_seed": dict(zip(map(str, protocol.seeds), rates, strict=True)),
-        "solved_at_start": 100 * float(np.mean([e.solved_at_start for e in episodes])),
-        "success_without_solved": _percent([e.success for e in episodes if not e.solved_at_start]),
-        "plans": sum(e.plans for e in episodes),
-        "seconds": sum(r.seconds for r in mine),
-        "episodes": {str(seed): [asdict(e) for e in records] for seed, records in by_seed.items()},
-    }
-
-
-def _percent(outcomes: list[bool]) -> float | None:
-    return 100 * float(np.mean(outcomes)) if outcomes else None

@@ -23,6 +23,8 @@ class Protocol:
     seeds: tuple[int, ...] = (42, 43, 44, 45, 46)
     part: Literal["all", "heldout"] = "all"
     """Draw from all episodes, as the paper does, or only from those that training never saw."""
+    leave_out_solved: bool = False
+    """Leave episodes that are solved at the start out of the success rates (their records stay)."""
 
     def __post_init__(self) -> None:
         if self.offset < 1 or self.episodes < 1 or not self.seeds or (self.budget is not None and self.budget < 1):
@@ -34,7 +36,15 @@ class Protocol:
 
     @property
     def name(self) -> str:
-        return f"{self.part}_offset{self.offset}_budget{self.steps}"
+        unsolved = "_unsolved" if self.leave_out_solved else ""
+        return f"{self.part}_offset{self.offset}_budget{self.steps}{unsolved}"
+
+
+def training_rows(data: EpisodeData, run: RunInfo) -> np.ndarray:
+    """Rows of the episodes a run was trained on: all of them unless it held whole episodes of this dataset out."""
+    if run.config.train.split != "episodes" or run.data.hash != data.content_hash():
+        return np.arange(len(data.actions))
+    return np.flatnonzero(~np.repeat(held_out_episodes(len(data.lengths), run.config.train), data.lengths))
 
 
 def draw_starts(data: EpisodeData, protocol: Protocol, seed: int, run: RunInfo | None = None) -> np.ndarray:

@@ -88,7 +88,8 @@ def run_episodes(
         for e, actions in zip(under_way, policy(under_way), strict=True):
             e.plans += 1
             for action in actions[: budget - e.steps]:
-                _, _, e.success, _, _ = e.env.step(np.asarray(action, np.float32))
+                _, _, terminated, _, _ = e.env.step(np.asarray(action, np.float32))
+                e.success = task.reached(e.env, data.states[e.goal_row], bool(terminated))
                 e.steps += 1
                 if e.film is not None and (e.steps % FILM_EVERY == 0 or e.success):
                     e.film.append(e.env.render())

@@ -10,6 +10,7 @@ from rich.console import Console
 from rich.table import Table
 
 Report = dict[str, Any]  # one evaluation/*.json
+HALVES = {"id": "ID half", "ood": "OOD half"}  # by novelty of the demonstration
 NAMES = {"atlas": "ATLAS", "lewm": "LeWM", "lewm+ood": "LeWM + OOD-recovery", "wemreg": "WEMReg alone"}
 
 
@@ -40,6 +41,7 @@ def _row(name: str, where: str, results: Sequence[dict[str, Any]]) -> dict[str, 
     else:
         rates, spread_over = list(results[0]["success_by_seed"].values()), "evaluation seeds"
     plans = sum(r["plans"] for r in results)
+    halves = {f"success_{half}_percent": _mean([r.get(f"success_{half}_mean") for r in results]) for half in HALVES}
     return {
         "policy": name,
         "condition": where,
@@ -48,8 +50,14 @@ def _row(name: str, where: str, results: Sequence[dict[str, Any]]) -> dict[str, 
         "std_over": spread_over if len(rates) > 1 else None,
         "episodes": sum(len(e) for r in results for e in r["episodes"].values()),
         "solved_at_start_percent": round(mean(r["solved_at_start"] for r in results), 2),
+        **halves,
         "seconds_per_plan": round(sum(r["seconds"] for r in results) / plans, 4),
     }
+
+
+def _mean(values: Sequence[float | None]) -> float | None:
+    known = [v for v in values if v is not None]
+    return round(mean(known), 2) if known else None
 
 
 def _cells(rows: Sequence[dict[str, Any]]) -> tuple[list[str], list[list[str]]]:
@@ -79,9 +87,13 @@ def markdown(reports: Sequence[Report]) -> str:
 
 def print_results(reports: Sequence[Report]) -> None:
     header, lines = _cells(success_rows(reports))
-    table = Table(*header)
+    rows = success_rows(reports)
+    halves = list(HALVES) if len({r["condition"] for r in rows}) == 1 else []
+    table = Table(*header, *(HALVES[half] for half in halves))
     for line in lines[:-1]:
-        table.add_row(*line)
+        row = next(r for r in rows if r["policy"] == line[0])
+        shares = [row[f"success_{half}_percent"] for half in halves]
+        table.add_row(*line, *("–" if share is None else f"{share:.1f} %" for share in shares))
     table.add_section()
     table.add_row(*lines[-1], style="dim")
     Console().print(table)

@@ -33,6 +33,16 @@ class Task(ABC):
     novelty_columns: tuple[tuple[str, ...], ...]
     """The same for the state whose distance from the training data says how unusual an episode is."""
 
+    episodes_per_job: int = 25
+    """Demonstrations a worker process records before it hands them over."""
+    most_at_once: int = 100
+    """Environments one process may hold side by side."""
+
+    @property
+    def spec(self) -> str:
+        """What :func:`atlas_wm.tasks.get_task` makes this task from, in any process: module:Class."""
+        return f"{type(self).__module__}:{type(self).__qualname__}"
+
     def make_env(self) -> gym.Env:
         import_harness()
         return gym.make(
@@ -51,7 +61,7 @@ class Task(ABC):
         """What the card of a collected dataset says about the policy."""
 
     @abstractmethod
-    def columns(self, info: dict[str, Any]) -> Columns:
+    def columns(self, env: gym.Env, info: dict[str, Any]) -> Columns:
         """What is stored of one step, beside action and pixels."""
 
     @abstractmethod
@@ -69,6 +79,10 @@ class Task(ABC):
     @abstractmethod
     def solved(self, state: np.ndarray, goal_state: np.ndarray) -> bool:
         """The environment's own test of success."""
+
+    def reached(self, env: gym.Env, goal_state: np.ndarray, terminated: bool) -> bool:
+        """Whether the last step reached the goal: what the environment reports, unless a task knows better."""
+        return terminated
 
     def draw(self, states: np.ndarray, size: int) -> Tensor:
         """Pictures of states, exactly as the environment would render and the data would be reduced:

@@ -42,7 +42,7 @@ class TwoRoom(Task):
         policy.set_env(env)
         return policy
 
-    def columns(self, info: dict[str, Any]) -> Columns:
+    def columns(self, env: gym.Env, info: dict[str, Any]) -> Columns:
         return {key: np.asarray(info[key], np.float32) for key in ("state", "goal_state")}
 
     def reset(self, env: gym.Env, state: np.ndarray, goal_state: np.ndarray) -> None:

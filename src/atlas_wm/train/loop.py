@@ -23,7 +23,7 @@ from atlas_wm.losses.objective import Losses, objective
 from atlas_wm.models.world_model import WorldModel
 from atlas_wm.run_folder import WEIGHTS, DataInfo, RunInfo, new_run_folder, write_info
 from atlas_wm.streams import stream
-from atlas_wm.tasks import Task
+from atlas_wm.tasks import Task, task_id
 from atlas_wm.train.metrics import MetricsLog
 from atlas_wm.train.schedule import warmup_cosine
 from atlas_wm.versions import versions
@@ -65,7 +65,7 @@ def train(
         normalizer = fit_normalizer(data, training, config.model)
         where = pick_device(device)
         info = RunInfo(
-            task=task.name,
+            task=task_id(task),
             method=method,
             recipe=recipe,
             action_size=task.action_size,

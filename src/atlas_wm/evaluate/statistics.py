@@ -1,0 +1,55 @@
+"""What the episodes of one condition add up to."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
+from typing import Any
+
+import numpy as np
+
+from atlas_wm.evaluate.rollout import EpisodeRecord
+
+Episodes = dict[str, list[dict[str, Any]]]  # by evaluation seed
+
+
+def summarise(
+    records: Mapping[int, Sequence[EpisodeRecord]],
+    novelty: dict[int, dict[int, tuple[float, bool]]],
+    leave_out_solved: bool,
+) -> dict[str, Any]:
+    """Success in percent for each seed and over the seeds, in all and by ID/OOD half, with every record.
+
+    records: by evaluation seed. novelty: by evaluation seed, for each start row its score and whether it is OOD.
+    """
+    by_seed: Episodes = {
+        str(seed): [{**asdict(e), "novelty": novelty[seed][e.row][0], "ood": novelty[seed][e.row][1]} for e in mine]
+        for seed, mine in records.items()
+    }
+
+    def counts(episode: dict[str, Any]) -> bool:
+        return not (leave_out_solved and episode["solved_at_start"])
+
+    episodes = [e for mine in by_seed.values() for e in mine]
+    return {
+        **_over_seeds("success", by_seed, counts),
+        **_over_seeds("success_id", by_seed, lambda e: counts(e) and not e["ood"]),
+        **_over_seeds("success_ood", by_seed, lambda e: counts(e) and e["ood"]),
+        "solved_at_start": 100 * float(np.mean([e["solved_at_start"] for e in episodes])),
+        "success_without_solved": _percent([e["success"] for e in episodes if not e["solved_at_start"]]),
+        "plans": sum(e["plans"] for e in episodes),
+        "episodes": by_seed,
+    }
+
+
+def _over_seeds(name: str, by_seed: Episodes, counts: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
+    """Mean and standard deviation over the seeds of the success of the episodes that count."""
+    rates = {seed: _percent([e["success"] for e in mine if counts(e)]) for seed, mine in by_seed.items()}
+    known = [rate for rate in rates.values() if rate is not None]
+    return {
+        f"{name}_mean": float(np.mean(known)) if known else None,
+        f"{name}_std": float(np.std(known)) if known else None,
+        f"{name}_by_seed": rates,
+    }
+
+
+def _percent(outcomes: list[bool]) -> float | None:
+    return 100 * float(np.mean(outcomes)) if outcomes else None

@@ -1,0 +1,200 @@
+"""OGBench-Cube: a robot arm carries a cube to a target. 3-D, actions move the gripper, turn it and close it."""
+
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import SimpleNamespace
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+
+from atlas_wm.errors import UserError
+from atlas_wm.tasks import rendering
+from atlas_wm.tasks.base import Columns, Task, import_harness
+
+SUCCESS_RADIUS = 0.04  # m; the environment's own constant
+POSITIONS, VELOCITIES = 21, 20  # lengths of qpos and qvel
+CUBE_JOINT = "object_joint_0"
+CUBE = slice(14, 21)  # of qpos: the cube's free joint, position then quaternion; checked against the model
+STORED = ("observation", "qpos", "qvel", "privileged/block_0_pos", "privileged/block_0_quat")
+
+
+class Cube(Task):
+    name = "cube"
+    env_id = "swm/OGBCube-v0"
+    max_episode_steps = 200  # time for two or three times taking the cube somewhere
+    action_size = 5
+    state_columns = (("qpos", "qvel"),)
+    novelty_columns = (("observation",),)
+    episodes_per_job = 2  # software rendering takes a minute for one
+    most_at_once = 16  # 320 MB each with a renderer
+
+    def make_env(self) -> gym.Env:
+        rendering.set_renderer()  # before anything imports MuJoCo
+        import_harness()
+        with _without_warnings():
+            env = gym.make(
+                self.env_id,
+                max_episode_steps=-1,  # CubeEpisodes counts
+                render_mode="rgb_array",
+                disable_env_checker=True,
+                env_type="single",
+                ob_type="states",
+                mode="data_collection",  # any start and any target, not OGBench's five tasks
+                visualize_info=False,  # the picture does not show the target: the goal is a picture of its own
+                width=224,
+                height=224,
+            )
+        return CubeEpisodes(env, self.max_episode_steps)
+
+    def demonstrator_settings(self) -> dict[str, Any]:
+        return {
+            "policy": "stable_worldmodel ogbench ExpertPolicy",
+            "policy_type": "markov_oracle",
+            "action_noise": 0.1,
+            "p_random_action": 0.0,
+            "min_norm": 0.4,
+            "target": "a new one whenever the cube was brought to the last",
+        }
+
+    def demonstrator(self, env: gym.Env, seed: int) -> Any:
+        settings = self.demonstrator_settings()
+        return CubeExpert(env, seed, {k: v for k, v in settings.items() if k not in ("policy", "target")})
+
+    def columns(self, env: gym.Env, info: dict[str, Any]) -> Columns:
+        return {key.replace("/", "_"): np.array(info[key]) for key in STORED}
+
+    def reset(self, env: gym.Env, state: np.ndarray, goal_state: np.ndarray) -> None:
+        env.get_wrapper_attr("start_at")(np.asarray(state, np.float64), np.asarray(goal_state, np.float64))
+
+    def state(self, env: gym.Env) -> np.ndarray:
+        data = env.unwrapped.data  # type: ignore[attr-defined]
+        return np.concatenate([data.qpos, data.qvel])
+
+    def distance(self, state: np.ndarray, goal_state: np.ndarray) -> float:
+        """Metres between the cube and where it is in the goal."""
+        cube, target = (np.asarray(s, np.float64)[CUBE][:3] for s in (state, goal_state))
+        return float(np.linalg.norm(cube - target))
+
+    def solved(self, state: np.ndarray, goal_state: np.ndarray) -> bool:
+        return self.distance(state, goal_state) <= SUCCESS_RADIUS
+
+
+class CubeEpisodes(gym.Wrapper):
+    """The harness' environment with episodes that follow from their start.
+
+    Its own ``reset`` drops the seed, draws the scene from the operating system's entropy and compiles the model
+    anew each time. Here :meth:`reset` starts a demonstration, which goes on when the target is reached;
+    :meth:`start_at` starts an episode to be judged, which ends there.
+    """
+
+    def __init__(self, env: gym.Env, max_steps: int):
+        super().__init__(env)
+        self.inner: Any = env.unwrapped
+        self.max_steps, self.steps = max_steps, 0
+        self.action_space = gym.spaces.Box(-1.0, 1.0, (Cube.action_size,), np.float32)
+
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[Any, dict[str, Any]]:
+        """``options`` are not used: the scene follows from the seed, its colours and sizes are the harness' own."""
+        rng, space = np.random.default_rng(seed), self.inner.variation_space
+        scene = {**draw_pose(space, "start", rng), **draw_pose(space, "goal", rng)}
+        self.inner.np_random = rng
+        with _without_warnings():
+            observation, info = self.env.reset(options={"variation": (), "variation_values": scene})
+        self.inner.mark_dirty = lambda: None  # the model is compiled now and stays as it is
+        self.inner._terminate_at_goal = False
+        self.steps = 0
+        return observation, self._complete(info, observation)
+
+    def start_at(self, state: np.ndarray, goal: np.ndarray) -> None:
+        """Put the simulation into ``state``, and the target where the cube is in ``goal``."""
+        import mujoco
+
+        if self.inner._model is None:
+            self.reset(seed=0)
+        model, data = self.inner.model, self.inner.data
+        if (model.nq, model.nv, model.joint(CUBE_JOINT).qposadr[0]) != (POSITIONS, VELOCITIES, CUBE.start):
+            raise RuntimeError("the Cube environment has another layout of qpos than atlas_wm.tasks.cube expects")
+        if state.shape != (POSITIONS + VELOCITIES,):
+            raise UserError(
+                f"a state of cube is qpos and qvel, {POSITIONS + VELOCITIES} numbers, not {state.shape}"
+            )
+        mujoco.mj_resetData(model, data)  # time, controls and the solver's memory of what was before
+        self.inner.set_target_pos(0, goal[CUBE][:3], goal[CUBE][3:])
+        self.inner.set_state(state[:POSITIONS], state[POSITIONS:])
+        self.inner.pre_step()
+        self.inner.post_step()
+        self.inner._terminate_at_goal = True
+        self.steps = 0
+
+    def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
+        observation, reward, terminated, truncated, info = self.env.step(action)
+        self.steps += 1
+        truncated = truncated or self.steps >= self.max_steps
+        return observation, reward, bool(terminated), truncated, self._complete(info, observation)
+
+    def render(self) -> Any:
+        rendering.require_renderer()
+        try:
+            return self.env.render()
+        except Exception as error:
+            if self.inner._renderer is not None:  # it has drawn before: not a matter of the backend
+                raise
+            raise UserError(
+                f"MuJoCo could not draw ({error}). It was imported before its backend was chosen: "
+                f"set MUJOCO_GL={rendering.pick_renderer()} when you start Python"
+            ) from error
+
+    def _complete(self, info: dict[str, Any], observation: Any) -> dict[str, Any]:
+        return {**info, "observation": observation, "step_idx": self.steps}
+
+
+class CubeExpert:
+    """The harness' expert, which expects many environments at once, for one; an episode follows from the seed.
+
+    OGBench's oracles draw from NumPy's global generator: they get their own in its place while they act. The
+    harness draws the target once an episode, so that its expert would bring the cube to where it already is;
+    here, as in OGBench, each new target is a new place.
+    """
+
+    def __init__(self, env: gym.Env, seed: int, settings: dict[str, Any]):
+        from stable_worldmodel.envs.ogbench.expert_policy import ExpertPolicy
+
+        self._space = env.unwrapped.variation_space  # type: ignore[attr-defined]
+        self._targets = np.random.default_rng([seed, 1])
+        self._oracle_state = np.random.RandomState(seed).get_state()
+        self._policy = ExpertPolicy(**settings, seed=seed)
+        actions = SimpleNamespace(shape=(1, *env.action_space.shape))  # type: ignore[misc]
+        self._policy.set_env(SimpleNamespace(envs=[env], num_envs=1, action_space=actions))
+
+    def get_action(self, info: dict[str, Any]) -> np.ndarray:
+        self._space.set_value(draw_pose(self._space, "goal", self._targets))  # read when a new target is set
+        with self._own_global_generator():
+            return self._policy.get_action({key: [[value]] for key, value in info.items()})[0]
+
+    @contextmanager
+    def _own_global_generator(self) -> Iterator[None]:
+        before = np.random.get_state()  # noqa: NPY002
+        np.random.set_state(self._oracle_state)  # noqa: NPY002
+        try:
+            yield
+        finally:
+            self._oracle_state = np.random.get_state()  # noqa: NPY002
+            np.random.set_state(before)  # noqa: NPY002
+
+
+@contextmanager
+def _without_warnings() -> Iterator[None]:
+    """Gymnasium warns of types and metadata in the harness' environment, which nobody here can change."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", category=UserWarning, module="gymnasium")
+        yield
+
+
+def draw_pose(space: Any, which: str, rng: np.random.Generator) -> dict[str, np.ndarray]:
+    """A place and a turn of the cube, uniform over the harness' bounds, as its ``reset`` takes them."""
+    boxes = {f"cube.{which}_{part}": space["cube"][f"{which}_{part}"] for part in ("position", "yaw")}
+    return {key: rng.uniform(box.low, box.high) for key, box in boxes.items()}

@@ -1,0 +1,238 @@
+"""Cube: a reset puts the simulation and the picture where a row says; a demonstration follows from its seed."""
+
+import os
+import subprocess
+import sys
+
+import gymnasium as gym
+import numpy as np
+import pytest
+
+from atlas_wm.data.collect import record_episode
+from atlas_wm.errors import UserError
+from atlas_wm.tasks import rendering
+from atlas_wm.tasks.cube import CUBE, CUBE_JOINT, POSITIONS, Cube
+
+TASK = Cube()
+ROWS = (0, 20, 45, 100)  # whose frames are looked at: software renders about four in a second
+# After a step MuJoCo draws the bodies where they were one substep (2 ms) before the stored qpos, after a reset
+# where they are: outlines move by less than a pixel. Row 0 follows a reset itself.
+MEAN_TOLERANCE = 0.6  # of 255, over all pixels; measured 0.17 to 0.35
+OUTLINE_SHARE = 0.02  # of the values may differ by more than 8; measured 0.006 to 0.011
+
+
+@pytest.fixture(scope="module")
+def env():
+    return TASK.make_env()
+
+
+@pytest.fixture(scope="module")
+def episode(env):
+    return record_episode(TASK, env, seed=3, number=0, pixels=False)
+
+
+@pytest.fixture(scope="module")
+def states(episode) -> np.ndarray:
+    return np.concatenate([episode["qpos"], episode["qvel"]], axis=1)
+
+
+@pytest.fixture
+def needs_renderer():
+    if rendering.pick_renderer() is None:
+        pytest.skip(f"MuJoCo cannot draw on this machine: {rendering.remedy()}")
+
+
+@pytest.fixture
+def fresh_choice(monkeypatch):
+    """As if nothing had been chosen yet."""
+    for function in (rendering.pick_renderer, rendering.asked_for):
+        function.cache_clear()
+    yield monkeypatch
+    for function in (rendering.pick_renderer, rendering.asked_for):
+        function.cache_clear()
+
+
+class DrawSomeRows(gym.Wrapper):
+    def render(self):
+        drawn = self.env.get_wrapper_attr("steps") in ROWS
+        return self.env.render() if drawn else np.zeros((224, 224, 3), np.uint8)
+
+
+def test_columns_are_those_of_the_published_file(env, episode):
+    shapes = {name: values.shape[1:] for name, values in episode.items()}
+    assert shapes == {
+        "observation": (28,),
+        "qpos": (21,),
+        "qvel": (20,),
+        "privileged_block_0_pos": (3,),
+        "privileged_block_0_quat": (4,),
+        "action": (5,),
+    }
+    assert len(episode["action"]) == TASK.max_episode_steps + 1
+    cube = np.concatenate([episode["privileged_block_0_pos"], episode["privileged_block_0_quat"]], axis=1)
+    assert np.array_equal(episode["qpos"][:, CUBE], cube)
+    joint = env.unwrapped.model.joint(CUBE_JOINT)
+    assert (joint.qposadr[0], len(joint.qpos0)) == (CUBE.start, CUBE.stop - CUBE.start)
+
+
+def test_a_reset_puts_the_simulation_exactly_where_asked(env, states):
+    rng = np.random.default_rng(0)
+    for row, goal in rng.choice(len(states), (50, 2)):
+        TASK.reset(env, states[row], states[goal])
+        assert np.abs(TASK.state(env) - states[row]).max() <= 1e-9
+        assert np.array_equal(env.unwrapped.data.mocap_pos[0], states[goal, CUBE][:3])
+        assert np.array_equal(env.unwrapped.data.mocap_quat[0], states[goal, CUBE][3:])
+        assert env.unwrapped.data.time == 0
+
+
+def test_an_episode_does_not_depend_on_what_was_before_it(env, states):
+    ends = []
+    for before in (10, 150):
+        TASK.reset(env, states[before], states[0])
+        for action in np.eye(5, dtype=np.float32):
+            env.step(action)
+        TASK.reset(env, states[60], states[-1])
+        for action in np.eye(5, dtype=np.float32):
+            env.step(action)
+        ends.append(TASK.state(env))
+    assert np.array_equal(*ends)
+
+
+def test_the_recorded_actions_lead_to_the_recorded_states(env, states, episode):
+    """From row 0, where nothing but qpos and qvel is behind the state, the whole approach is repeated."""
+    TASK.reset(env, states[0], states[-1])
+    for action in episode["action"][:25]:
+        env.step(action)
+    assert np.abs(TASK.state(env)[:POSITIONS] - states[25, :POSITIONS]).max() < 1e-3
+
+
+def test_solved_agrees_with_the_environment(env, states):
+    rng = np.random.default_rng(1)
+    verdicts = []
+    for row in rng.choice(len(states), 60):
+        goal = states[row].copy()
+        goal[CUBE][:3] += rng.uniform(-0.05, 0.05, 3)
+        TASK.reset(env, states[row], goal)
+        _, _, terminated, _, info = env.step(rng.uniform(-1, 1, 5).astype(np.float32))
+        assert TASK.solved(TASK.state(env), goal) == terminated == info["success"]
+        verdicts.append(terminated)
+    assert 10 < sum(verdicts) < 50
+
+
+def test_at_the_goal_the_episode_is_won(env, states):
+    TASK.reset(env, states[0], states[0])
+    assert TASK.distance(states[0], states[0]) == 0 and TASK.solved(TASK.state(env), states[0])
+    _, _, terminated, truncated, _ = env.step(np.zeros(5, np.float32))
+    assert terminated and not truncated
+
+
+def test_distance_is_the_cubes_alone(states):
+    moved = states[0].copy()
+    moved[: CUBE.start] += 1.0
+    moved[CUBE][3:] = (0, 0, 0, 1)
+    moved[CUBE][:3] += (0.03, 0, 0.04)
+    assert TASK.distance(moved, states[0]) == pytest.approx(0.05)
+
+
+def test_a_state_of_another_length_is_refused(env, states):
+    with pytest.raises(UserError, match="41 numbers"):
+        TASK.reset(env, states[0, :21], states[0, :21])
+
+
+def test_a_demonstration_follows_from_its_seed(env, episode):
+    np.random.seed(99)  # noqa: NPY002  # the oracles' own source of noise, and no business of theirs here
+    used = record_episode(TASK, env, seed=3, number=0, pixels=False)
+    assert np.random.uniform() == np.random.RandomState(99).uniform()  # noqa: NPY002
+    new = record_episode(TASK, TASK.make_env(), seed=3, number=0, pixels=False)
+    other = record_episode(TASK, env, seed=3, number=1, pixels=False)
+    for column, values in episode.items():
+        assert np.array_equal(values, used[column], equal_nan=True), column
+        assert np.array_equal(values, new[column], equal_nan=True), column
+        assert not np.array_equal(values, other[column], equal_nan=True), column
+
+
+def test_the_expert_carries_the_cube_about(env):
+    for number in range(3):
+        demonstration = record_episode(TASK, env, seed=0, number=number, pixels=False)
+        cube = demonstration["privileged_block_0_pos"]
+        assert cube[:, 2].max() > 0.1  # lifted
+        assert np.linalg.norm(cube - cube[0], axis=1).max() > 0.1
+        assert np.abs(demonstration["action"][:-1]).max() <= 1
+
+
+def test_each_new_target_is_a_new_place_and_is_reached(env):
+    policy = TASK.demonstrator(env, seed=1)
+    _, info = env.reset(seed=2)
+    targets, reached = [], set()
+    for _ in range(TASK.max_episode_steps):
+        target = tuple(info["privileged/target_block_pos"])
+        targets += [target] if target not in targets else []
+        reached |= {target} if info["success"] else set()
+        _, _, terminated, _, info = env.step(policy.get_action(info))
+        assert not terminated  # a demonstration goes on
+    assert len(targets) >= 2 and set(targets[:-1]) <= reached
+
+
+@pytest.mark.slow
+def test_rows_look_like_their_stored_frames(needs_renderer, env, episode, states):
+    stored = record_episode(TASK, DrawSomeRows(TASK.make_env()), seed=3, number=0, pixels=True)
+    assert np.array_equal(stored["qpos"], episode["qpos"])  # drawing does not touch the simulation
+    for row in ROWS:
+        frame = stored["pixels"][row].astype(int)
+        assert frame.shape == (224, 224, 3) and frame.std() > 10
+        TASK.reset(env, states[row], states[-1])
+        difference = np.abs(env.render() - frame)
+        assert difference.max() == 0 if row == 0 else difference.mean() < MEAN_TOLERANCE
+        assert (difference > 8).mean() < OUTLINE_SHARE
+    seconds_apart = np.abs(stored["pixels"][ROWS[1]].astype(int) - stored["pixels"][ROWS[2]])
+    assert seconds_apart.mean() > 5 * MEAN_TOLERANCE  # the tolerance tells rows apart
+    with_this_goal = env.render()
+    TASK.reset(env, states[ROWS[-1]], states[0])
+    assert np.array_equal(with_this_goal, env.render())  # the target is not in the picture
+
+
+@pytest.mark.parametrize(
+    ("works", "chosen"), [(("egl", "osmesa"), "egl"), (("osmesa",), "osmesa"), (("glfw",), None), ((), None)]
+)
+def test_egl_is_preferred_then_osmesa(fresh_choice, works, chosen):
+    fresh_choice.delenv("MUJOCO_GL", raising=False)
+    fresh_choice.setattr(sys, "platform", "linux")
+    fresh_choice.setattr(rendering, "try_renderer", lambda backend: None if backend in works else "no")
+    assert rendering.pick_renderer() == chosen
+
+
+def test_the_users_backend_is_respected(fresh_choice):
+    fresh_choice.setenv("MUJOCO_GL", "OSMesa")
+    fresh_choice.setattr(rendering, "try_renderer", lambda backend: None if backend == "egl" else "no")
+    assert rendering.pick_renderer() is None
+    with pytest.raises(UserError, match="MUJOCO_GL=osmesa is set: unset it"):
+        rendering.require_renderer()
+
+
+def test_a_try_says_why_not():
+    rendering.try_renderer.cache_clear()
+    assert "nonsense" in rendering.try_renderer("nonsense")
+    assert "no picture" in rendering.try_renderer("egl", timeout=0.01)
+    assert "off" in rendering.try_renderer("disable")
+
+
+@pytest.mark.slow
+def test_without_a_renderer_only_frames_are_missing():
+    code = """
+import numpy as np
+from atlas_wm.errors import UserError
+from atlas_wm.tasks.cube import Cube
+env = Cube().make_env()
+env.reset(seed=0)
+env.step(np.zeros(5, np.float32))
+try:
+    env.render()
+except UserError as error:
+    print(error)
+"""
+    surroundings = {**os.environ, "MUJOCO_GL": "nonsense"}
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=surroundings, capture_output=True, text=True, timeout=120
+    )
+    assert done.returncode == 0, done.stderr
+    assert "MUJOCO_GL=nonsense is set" in done.stdout and "libegl1" in done.stdout

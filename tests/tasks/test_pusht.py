@@ -1,0 +1,189 @@
+"""PushT: a reset is the recorded moment, solved is the environment's word, the pusher pushes."""
+
+from types import SimpleNamespace
+
+import gymnasium as gym
+import numpy as np
+import pytest
+from shapely import shortest_line
+from shapely.geometry import Point
+
+from atlas_wm.data.collect import record_episode
+from atlas_wm.errors import UserError
+from atlas_wm.tasks.pusher import AGENT_RADIUS, WINDOW, Pusher, block_shape, place
+from atlas_wm.tasks.pusht import PushT
+
+TASK = PushT()
+FAR = np.array([400.0, 400.0, 400.0, 400.0, 3.0, 0.0, 0.0])
+
+
+class WeakPushT(PushT):
+    """Demonstrated by stable-worldmodel's policy, which wants a vector of environments: here, of one."""
+
+    def demonstrator(self, env, seed):
+        from stable_worldmodel.envs.pusht import WeakPolicy
+
+        policy = WeakPolicy(seed=seed)
+        space = gym.spaces.Box(-1.0, 1.0, (1, 2), np.float32)
+        policy.set_env(SimpleNamespace(envs=[env], spec=env.spec, action_space=space))
+        return SimpleNamespace(get_action=lambda info: policy.get_action(info)[0])
+
+
+@pytest.fixture(scope="module")
+def env():
+    return TASK.make_env()
+
+
+@pytest.fixture(scope="module")
+def filmed(env) -> list[dict[str, np.ndarray]]:
+    return [record_episode(TASK, env, 3, number, pixels=True) for number in range(3)]
+
+
+@pytest.fixture(scope="module")
+def episodes(env) -> list[dict[str, np.ndarray]]:
+    return [record_episode(TASK, env, 0, number, pixels=False) for number in range(16)]
+
+
+@pytest.fixture(scope="module")
+def rows(filmed) -> list[tuple[dict[str, np.ndarray], int]]:
+    rng = np.random.default_rng(0)
+    return [(filmed[rng.integers(len(filmed))], int(rng.integers(150))) for _ in range(50)]
+
+
+def gap(env, episode, row) -> float:
+    return place(block_shape(env), episode["block_pose"][row]).distance(Point(episode["state"][row, :2]))
+
+
+def test_a_reset_to_a_recorded_row_shows_the_recorded_frame_pixel_by_pixel(env, rows):
+    touching = 0
+    for episode, row in rows:
+        TASK.reset(env, episode["state"][row], episode["state"][row + 50])
+        assert np.array_equal(env.render(), episode["pixels"][row])
+        np.testing.assert_allclose(TASK.state(env), episode["state"][row], rtol=0, atol=1e-9)
+        touching += gap(env, episode, row) < AGENT_RADIUS + 0.5
+    assert 10 < touching < 40, "rows with and without contact are both among them"
+
+
+def test_recorded_actions_from_a_recorded_row_lead_along_the_recorded_states(env, rows):
+    for episode, row in rows[:25]:
+        TASK.reset(env, episode["state"][row], np.full(7, 1e4))
+        for step in range(row, row + 50):
+            env.step(episode["action"][step])
+            difference = np.abs(TASK.state(env) - episode["state"][step + 1])
+            difference[4] = min(difference[4], 2 * np.pi - difference[4])
+            assert difference.max() < 1e-6
+
+
+def test_a_reset_forgets_the_episode_before(env, filmed):
+    episode, row = filmed[0], 100
+    ends = []
+    for before in (filmed[1], filmed[2]):
+        TASK.reset(env, before["state"][60], FAR)
+        for action in before["action"][60:80]:
+            env.step(action)
+        TASK.reset(env, episode["state"][row], FAR)
+        for action in episode["action"][row : row + 20]:
+            env.step(action)
+        ends.append(TASK.state(env))
+    assert np.array_equal(*ends)
+
+
+def test_a_reset_makes_the_goal_the_environments(env, filmed):
+    state, goal = filmed[0]["state"][0], filmed[1]["state"][40]
+    TASK.reset(env, state, goal)
+    assert np.array_equal(env.unwrapped.goal_state, goal)
+    TASK.reset(env, goal, goal)
+    _, _, terminated, _, _ = env.step(np.zeros(2, np.float32))
+    assert terminated
+
+
+def test_solved_agrees_with_the_environment(env):
+    rng = np.random.default_rng(1)
+    verdicts = []
+    for _ in range(500):
+        goal = np.concatenate([rng.uniform(50, 450, 4), rng.uniform(0, 2 * np.pi, 1), rng.normal(0, 50, 2)])
+        state = goal + np.concatenate([rng.normal(0, 9, 4), rng.normal(0, 0.3, 1), rng.normal(0, 50, 2)])
+        state[4] %= 2 * np.pi  # differences across 0 are among them
+        verdicts.append(TASK.solved(state, goal))
+        assert verdicts[-1] == env.unwrapped.eval_state(goal, state)[0]
+        assert TASK.distance(state, goal) == pytest.approx(np.linalg.norm(state[:4] - goal[:4]))
+    assert 100 < sum(verdicts) < 400
+
+
+def test_columns_hold_what_the_environment_observes(env):
+    observation, info = env.reset(seed=5)
+    for _ in range(3):
+        columns = TASK.columns(env, info)
+        assert np.array_equal(columns["state"], observation["state"])
+        assert np.array_equal(columns["proprio"], observation["proprio"])
+        assert np.array_equal(columns["state"], TASK.state(env))
+        assert {name: column.shape for name, column in columns.items()} == {
+            "state": (7,),
+            "goal_state": (7,),
+            "proprio": (4,),
+            "block_pose": (3,),
+        }
+        observation, _, _, _, info = env.step(np.array([0.5, -0.5], np.float32))
+
+
+def test_it_cannot_be_drawn_from_states_and_says_what_to_do():
+    with pytest.raises(UserError, match="--pixels"):
+        TASK.draw(FAR[None], 64)
+
+
+def test_the_pusher_is_a_function_of_its_seed(env, filmed):
+    again = record_episode(TASK, TASK.make_env(), 3, 1, pixels=False)
+    assert np.array_equal(again["state"], filmed[1]["state"])
+    assert np.array_equal(again["action"][:-1], filmed[1]["action"][:-1])
+    assert not np.array_equal(filmed[0]["action"], filmed[1]["action"])
+
+
+def test_episodes_are_finite_and_whole_and_actions_are_in_the_action_space(env, episodes):
+    for episode in episodes:
+        assert len(episode["action"]) == TASK.max_episode_steps + 1
+        assert all(action in env.action_space for action in episode["action"][:-1])
+        assert all(
+            np.isfinite(episode[column]).all() for column in ("state", "goal_state", "proprio", "block_pose")
+        )
+        assert ((episode["state"][:, :2] > 0) & (episode["state"][:, :2] < WINDOW)).all(), (
+            "the agent stays in sight"
+        )
+
+
+def test_the_card_names_every_setting_of_the_pusher(env):
+    settings = TASK.demonstrator_settings()
+    pusher = TASK.demonstrator(env, 0)
+    assert isinstance(pusher, Pusher)
+    assert {name: settings[name] for name in vars(pusher.settings)} == vars(pusher.settings)
+
+
+def test_the_pusher_moves_the_block_further_than_the_harness_does_and_more_calmly(env, episodes):
+    """Measured on 200 episodes: see docs/pusht-demonstrations.md."""
+    weak = [record_episode(WeakPushT(), env, 0, number, pixels=False) for number in range(len(episodes))]
+
+    def moved(recorded):
+        pairs = [(e["block_pose"][:-50:10, :2], e["block_pose"][50::10, :2]) for e in recorded]
+        return np.median(np.concatenate([np.linalg.norm(b[: len(a)] - a[: len(b)], axis=1) for a, b in pairs]))
+
+    def action_change(recorded):
+        return np.mean([np.abs(np.diff(e["action"][:-1], axis=0)).mean() for e in recorded])
+
+    assert moved(episodes) > 1.15 * moved(weak)
+    assert action_change(episodes) < action_change(weak) / 3
+
+
+def test_the_pusher_pushes_from_all_sides_and_turns_the_block_both_ways(env, episodes):
+    shape, octants, turns = block_shape(env), set(), []
+    for episode in episodes:
+        pose, agent = episode["block_pose"], episode["state"][:, :2]
+        turns.append(np.degrees(pose[10::10, 2] - pose[:-10:10, 2]))
+        for row in range(0, len(pose) - 1, 2):
+            block = place(shape, pose[row])
+            if gap(env, episode, row) < AGENT_RADIUS + 1 and np.linalg.norm(pose[row + 1] - pose[row]) > 1:
+                contact = np.array(shortest_line(block.exterior, Point(agent[row])).coords[0])
+                side = contact - np.array([block.centroid.x, block.centroid.y])
+                octants.add(int((np.arctan2(side[1], side[0]) - pose[row, 2]) // (np.pi / 4)) % 8)
+    turned = np.concatenate(turns)
+    assert len(octants) >= 6
+    assert (turned > 5).mean() > 0.15
+    assert (turned < -5).mean() > 0.15
