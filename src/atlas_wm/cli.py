@@ -145,7 +145,7 @@ def evaluate(
         iterations: CEM iterations [default: the run's].
         candidates: CEM candidates [default: the run's].
         random_floor: Also run uniformly random actions.
-        films: Episodes to film, those with the longest way to go.
+        films: Episodes to film, from the one with the longest way to go to the median one.
         workers: Processes on a CPU [default: one for each core].
         device: auto, cpu, cuda, cuda:N or mps.
     """

@@ -145,7 +145,7 @@ def evaluate(
             rows = starts.tolist()
             labels = zip(scores.tolist(), ood_labels(scores).tolist(), strict=True)
             novelty[protocol][seed] = dict(zip(rows, labels, strict=True))
-            filmed = _farthest(data, protocol, rows, films) if seed == protocol.seeds[0] else ()
+            filmed = _worth_filming(data, protocol, rows, films) if seed == protocol.seeds[0] else ()
             for policy in policies:
                 for i in range(0, len(rows), size):
                     part = tuple(rows[i : i + size])
@@ -189,7 +189,8 @@ def evaluate(
     return reports
 
 
-def _farthest(data: EpisodeData, protocol: Protocol, rows: list[int], count: int) -> tuple[int, ...]:
-    """The ``count`` starts with the longest way to their goal."""
+def _worth_filming(data: EpisodeData, protocol: Protocol, rows: list[int], count: int) -> tuple[int, ...]:
+    """``count`` starts, from the one with the longest way to its goal to the median one."""
     way = [-data.task.distance(data.states[row], data.states[row + protocol.offset]) for row in rows]
-    return tuple(rows[i] for i in np.argsort(way, kind="stable")[:count])
+    ranks = np.linspace(0, len(rows) // 2, min(count, len(rows))).round().astype(int)
+    return tuple(rows[i] for i in np.argsort(way, kind="stable")[ranks])
