@@ -60,8 +60,8 @@ class LancePixels(_Rows):
         distinct, place = np.unique(rows, return_inverse=True)
         blobs = self._handle.take(distinct.tolist(), columns=["pixels"])["pixels"].to_pylist()
         coded = [torch.frombuffer(bytearray(blob), dtype=torch.uint8) for blob in blobs]
-        frames = torch.stack(decode_jpeg(coded, mode=ImageReadMode.RGB))
-        return frames if len(distinct) == len(rows) and (place == np.arange(len(rows))).all() else frames[place]
+        # In the order asked for before decoding: the coded frames are small, the decoded ones are not.
+        return torch.stack(decode_jpeg([coded[i] for i in place.tolist()], mode=ImageReadMode.RGB))
 
 
 class HarnessPixels:
