@@ -6,7 +6,7 @@ READY  := $(VENV)/.ready
 .PHONY: help setup demo test lint bench
 
 help:
-	@echo "make demo   train ATLAS and LeWM on TwoRoom, plan with both, results in runs/demo/ (about 10 minutes on 2 cores)"
+	@echo "make demo   train ATLAS and LeWM on TwoRoom, plan with both, results in runs/demo/ (about 7 minutes on 2 cores)"
 	@echo "make test   lint, types and the whole test suite"
 	@echo "make bench  speed of the loader beside stable-worldmodel's"
 	@echo "make setup  only make .venv (the other targets do it when needed)"

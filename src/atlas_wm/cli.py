@@ -220,7 +220,7 @@ def demo(
     seeds: tuple[int, ...] = (3072,),
     fresh: bool = False,
 ) -> None:
-    """Train ATLAS and LeWM on TwoRoom, plan with both, and show what came out. About 8 minutes on 2 cores.
+    """Train ATLAS and LeWM on TwoRoom, plan with both, and show what came out. About 7 minutes on 2 cores.
 
     Args:
         out: Where everything goes.

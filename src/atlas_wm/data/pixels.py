@@ -4,6 +4,7 @@ stable-worldmodel's readers fetch every row a clip spans (20 of them, to use 4).
 row by row here; any other format goes through its own reader.
 """
 
+from abc import ABC, abstractmethod
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -17,7 +18,7 @@ class PixelReader(Protocol):
         """``count`` frames, ``stride`` rows apart, from each (episode, start): (B·count, 3, H, W) uint8."""
 
 
-class _Rows:
+class _Rows(ABC):
     """A reader by row numbers. Handles are opened in the process that uses them."""
 
     def __init__(self, path: Path, offsets: np.ndarray):
@@ -31,8 +32,9 @@ class _Rows:
         rows = (self.offsets[episodes] + starts)[:, None] + stride * np.arange(count)
         return self._read_rows(rows.reshape(-1))
 
+    @abstractmethod
     def _read_rows(self, rows: np.ndarray) -> Tensor:
-        raise NotImplementedError
+        """(N,) row numbers, in any order and with repetitions, → (N, 3, H, W) uint8."""
 
 
 class HDF5Pixels(_Rows):
