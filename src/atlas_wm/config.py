@@ -25,6 +25,10 @@ def _require(condition: bool, message: str) -> None:
 class EncoderConfig:
     """The ViT. Defaults: ViT-Tiny with patch 14, trained from scratch."""
 
+    kind: Literal["vit", "dinov2"] = "vit"
+    """vit: trained, its projected CLS token is the latent. dinov2: frozen, its patch tokens are the latent."""
+    weights: str | None = None
+    """Pretrained weights of a dinov2 encoder: a .safetensors or .pth file. None: from the hub."""
     image_size: int = 224
     """Frames are reduced to this many pixels a side before they enter the encoder."""
     patch_size: int = 14
@@ -34,8 +38,14 @@ class EncoderConfig:
     mlp_ratio: float = 4.0
     positions: Literal["random", "sincos"] = "random"
     """Start of the learned position embedding: std 0.02, or low 2-D sine-cosine waves of amplitude 1."""
+    norm_eps: float = 1e-6
+    """Of the LayerNorms. Hugging Face's ViT, and so an imported LeWM, has 1e-12."""
     pixel_mean: RGB = IMAGENET_MEAN
     pixel_std: RGB = IMAGENET_STD
+
+    @property
+    def patches(self) -> int:
+        return (self.image_size // self.patch_size) ** 2
 
     def __post_init__(self) -> None:
         _require(
@@ -51,12 +61,19 @@ class EncoderConfig:
             f"encoder.positions 'sincos' needs a width divisible by 4, not {self.width}",
         )
         _require(min(self.pixel_std) > 0, "encoder.pixel_std must be positive")
+        _require(
+            self.weights is None or self.kind == "dinov2",
+            "encoder.weights are for encoder.kind dinov2: a vit encoder is trained from scratch",
+        )
 
 
 @dataclass(frozen=True)
 class PredictorConfig:
-    """The causal Transformer over latents, conditioned on actions by AdaLN-zero."""
+    """The latent dynamics. Defaults: LeWM's causal Transformer, conditioned on actions by AdaLN-zero."""
 
+    kind: Literal["causal", "prefix", "patch"] = "causal"
+    """causal: one step after the other (LeWM). prefix: every action prefix at once (FAST-WM). patch: over the
+    patch tokens of a frozen encoder (DINO-WM)."""
     width: int = 192
     depth: int = 6
     heads: int = 16
@@ -65,6 +82,13 @@ class PredictorConfig:
     dropout: float = 0.1
     positions_std: float = 1.0
     """Start of the learned position embedding. LeWM's is 1; a narrow predictor drowns in that."""
+    prefixes: int = 5
+    """kind prefix: blocks of the longest action prefix, and so of the longest plan."""
+    prefix_depth: int = 3
+    """kind prefix: the causal Transformer that encodes action prefixes, and its sizes."""
+    prefix_heads: int = 6
+    prefix_head_dim: int = 32
+    prefix_mlp: int = 768
 
     def __post_init__(self) -> None:
         _require(0 <= self.dropout < 1, f"predictor.dropout must lie in [0, 1), not {self.dropout}")
@@ -79,24 +103,37 @@ class ModelConfig:
     hidden: int = 2048
     """Hidden width of the projector and of the prediction head."""
     action_smooth: int = 10
-    """Width of the first, linear layer of the action encoder."""
+    """Width of the first, linear layer of the action encoder; for DINO-WM of the whole embedding."""
     action_hidden: int = 768
     history: int = 3
     """Frames the predictor sees."""
     frameskip: int = 5
     """Environment steps per model step: one model action is a block of this many actions."""
+    inverse_hidden: int = 0
+    """Hidden width of an inverse-dynamics head on (z_{t+1}, z_t), for objective.inverse; 0: none."""
 
     def __post_init__(self) -> None:
         _require(self.history >= 1 and self.frameskip >= 1, "model.history and model.frameskip must be >= 1")
+        _require(
+            (self.encoder.kind == "dinov2") == (self.predictor.kind == "patch"),
+            "encoder.kind dinov2 and predictor.kind patch belong together",
+        )
 
     @property
     def clip_frames(self) -> int:
-        return self.history + 1
+        return 1 + (self.predictor.prefixes if self.predictor.kind == "prefix" else self.history)
 
     @property
     def clip_rows(self) -> int:
         """Dataset rows from the first to the last frame of a clip, both included: 16 in the paper."""
-        return self.history * self.frameskip + 1
+        return (self.clip_frames - 1) * self.frameskip + 1
+
+    @property
+    def latent_shape(self) -> tuple[int, ...]:
+        """Of the latent of one frame: (d,), or (K, w) for patch tokens."""
+        if self.encoder.kind == "dinov2":
+            return (self.encoder.patches, self.encoder.width)
+        return (self.latent,)
 
 
 @dataclass(frozen=True)
@@ -110,19 +147,39 @@ class ObjectiveConfig:
     """LeWM's characteristic-function regulariser."""
     relational: float = 0.0
     """μ, OOD-recovery: z keeps the pairwise geometry of the mean patch token."""
+    std: float = 0.0
+    """PLDM: every coordinate keeps a deviation of 1 over the batch."""
+    std_t: float = 0.0
+    """The same over time."""
+    cov: float = 0.0
+    """PLDM: coordinates are uncorrelated over the batch."""
+    cov_t: float = 0.0
+    """The same over time."""
+    temporal: float = 0.0
+    """PLDM: latents of neighbouring frames are close."""
+    inverse: float = 0.0
+    """PLDM: actions can be told from two neighbouring latents; needs model.inverse_hidden."""
+    extra: dict[str, float] = field(default_factory=dict)
+    """Weights of your own terms, functions named as module:function (docs/own-method.md)."""
     directions: int = 1024
     """Random projections a step, for wemreg and sigreg."""
 
     def __post_init__(self) -> None:
-        for name in ("prediction", "wemreg", "sigreg", "relational"):
+        for name in BUILT_IN_TERMS:
             _require(getattr(self, name) >= 0, f"objective.{name} must be >= 0, not {getattr(self, name)}")
+        for name in self.extra:
+            _require(":" in name, f"objective.extra names a term as module:function, not {name!r}")
         _require(self.directions >= 1, "objective.directions must be >= 1")
-        _require(bool(self.terms), "the objective needs at least one term with a weight above 0")
+        _require(bool(self.weights), "the objective needs at least one term with a weight above 0")
 
     @property
-    def terms(self) -> tuple[str, ...]:
-        """Names of the terms that take part."""
-        return tuple(n for n in ("prediction", "wemreg", "sigreg", "relational") if getattr(self, n) > 0)
+    def weights(self) -> dict[str, float]:
+        """The terms that take part, and their weights."""
+        weights = {name: getattr(self, name) for name in BUILT_IN_TERMS} | self.extra
+        return {name: weight for name, weight in weights.items() if weight != 0}
+
+
+BUILT_IN_TERMS = tuple(f.name for f in dataclasses.fields(ObjectiveConfig) if f.name not in ("extra", "directions"))
 
 
 @dataclass(frozen=True)
@@ -175,7 +232,7 @@ class PlanConfig:
     execute: int = 5
     """Blocks executed before planning again."""
     candidate_chunk: int | None = None
-    """Most candidates rolled out at once; bounds memory. None: all of one episode."""
+    """Most candidates rolled out at once, over all episodes planned together; bounds memory. None: all."""
 
     def __post_init__(self) -> None:
         _require(
@@ -196,6 +253,20 @@ class RunConfig:
     objective: ObjectiveConfig = field(default_factory=ObjectiveConfig)
     train: TrainConfig = field(default_factory=TrainConfig)
     plan: PlanConfig = field(default_factory=PlanConfig)
+
+    def __post_init__(self) -> None:
+        _require(
+            self.objective.inverse == 0 or self.model.inverse_hidden > 0,
+            "objective.inverse needs the head model.inverse_hidden (PLDM: 512)",
+        )
+        _require(
+            self.model.encoder.kind == "vit" or set(self.objective.weights) == {"prediction"},
+            "a frozen encoder has nothing to regularise: only objective.prediction may have a weight",
+        )
+        _require(
+            self.model.predictor.kind != "prefix" or self.plan.horizon <= self.model.predictor.prefixes,
+            f"plan.horizon {self.plan.horizon} is longer than predictor.prefixes {self.model.predictor.prefixes}",
+        )
 
 
 def to_dict(config: Any) -> dict[str, Any]:

@@ -2,8 +2,9 @@
 
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
-from atlas_wm.config import EncoderConfig, ModelConfig, PlanConfig, PredictorConfig, RunConfig, TrainConfig
+from atlas_wm.config import RunConfig
 from atlas_wm.errors import unknown
 from atlas_wm.methods import get_method
 
@@ -13,33 +14,46 @@ DEMO_WEIGHTS = {"wemreg": 0.2, "sigreg": 0.03, "relational": 0.1}
 
 def paper(method: str) -> RunConfig:
     """The run of the paper: 18.0 M parameters, 224×224, 10 epochs, CEM 300×30."""
-    return RunConfig(objective=get_method(method).objective)
+    return get_method(method).run_config
 
 
 def demo(method: str) -> RunConfig:
     """Minutes on a laptop: 0.27 M parameters, 32×32 frames, 800 steps, CEM with 10 iterations."""
     base = paper(method)
-    weights = {name: w for name, w in DEMO_WEIGHTS.items() if getattr(base.objective, name) > 0}
-    return RunConfig(
-        model=ModelConfig(
-            encoder=EncoderConfig(
-                image_size=32,
-                patch_size=4,
-                width=48,
-                depth=2,
-                heads=3,
-                # Decides everything at this size: from a random start latent distance saturates 20 px away.
-                positions="sincos",
-                pixel_mean=(1.0, 1.0, 1.0),  # white, the floor of TwoRoom, is 0
-                pixel_std=(1.0, 1.0, 1.0),
-            ),
-            predictor=PredictorConfig(width=64, depth=2, heads=2, head_dim=32, mlp=256, positions_std=0.02),
-            latent=32,
-            hidden=256,
-            action_hidden=64,
-        ),
+    weights: dict[str, Any] = {name: w for name, w in DEMO_WEIGHTS.items() if getattr(base.objective, name) > 0}
+    if base.model.encoder.kind == "vit":
+        encoder = replace(
+            base.model.encoder,
+            image_size=32,
+            patch_size=4,
+            width=48,
+            depth=2,
+            heads=3,
+            # Decides everything at this size: from a random start latent distance saturates 20 px away.
+            positions="sincos",
+            pixel_mean=(1.0, 1.0, 1.0),  # white, the floor of TwoRoom, is 0
+            pixel_std=(1.0, 1.0, 1.0),
+        )
+    else:  # a pretrained encoder keeps its own shape: it can only look at fewer patches
+        encoder = replace(base.model.encoder, image_size=4 * base.model.encoder.patch_size)
+    predictor = replace(
+        base.model.predictor,
+        width=64,
+        depth=2,
+        heads=2,
+        head_dim=32,
+        mlp=256,
+        positions_std=0.02,
+        prefix_depth=2,
+        prefix_heads=2,
+        prefix_mlp=128,
+    )
+    return replace(
+        base,
+        model=replace(base.model, encoder=encoder, predictor=predictor, latent=32, hidden=256, action_hidden=64),
         objective=replace(base.objective, directions=256, **weights),
-        train=TrainConfig(
+        train=replace(
+            base.train,
             steps=800,
             batch=64,
             lr=1e-3,
@@ -48,7 +62,7 @@ def demo(method: str) -> RunConfig:
             batchnorm_batches=20,
             validate_every=200,
         ),
-        plan=PlanConfig(iterations=10),
+        plan=replace(base.plan, iterations=10),
     )
 
 

@@ -27,7 +27,7 @@ from atlas_wm.config import RunConfig, from_dict, to_dict
 from atlas_wm.errors import UserError
 from atlas_wm.normalize import Normalizer
 
-FORMAT = 1
+FORMAT = 2
 CONFIG, WEIGHTS, NORMALIZER, METRICS = "config.json", "model.safetensors", "normalizer.json", "metrics.csv"
 
 

@@ -1,24 +1,29 @@
-"""The training objective as one weighted sum: L = L_pred + λ·L_WEM + μ·L_OOD, and its ablations."""
+"""The training objective as one weighted sum: L = L_pred + λ·L_WEM + μ·L_OOD, its ablations and baselines."""
 
 from collections.abc import Callable
+from importlib import import_module
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from atlas_wm.config import ObjectiveConfig
+from atlas_wm.errors import UserError
 from atlas_wm.losses.prediction import prediction
 from atlas_wm.losses.relational import relational
 from atlas_wm.losses.sigreg import sigreg
+from atlas_wm.losses.variance import centred, cov, std, temporal
 from atlas_wm.losses.wemreg import wemreg
 
 
 class ClipLatents(NamedTuple):
     """What the model makes of a batch of clips: B clips, T frames."""
 
-    z: Tensor  # (B, T, d) planning latents
+    z: Tensor  # (B, T, …) planning latents
     anchor: Tensor  # (B, T, w) mean final-layer patch token
-    predicted: Tensor  # (B, T-1, d) ẑ_2..ẑ_T
+    predicted: Tensor  # (B, T-1, …) ẑ_2..ẑ_T
+    actions: Tensor  # (B, T-1, frameskip·A) standardised
+    inverse: Tensor | None = None  # (B, T-1, frameskip·A) the actions, told from neighbouring latents
 
 
 class Losses(NamedTuple):
@@ -27,6 +32,13 @@ class Losses(NamedTuple):
 
 
 Term = Callable[[ClipLatents, ObjectiveConfig, torch.Generator | None], Tensor]
+OwnTerm = Callable[[ClipLatents], Tensor]
+
+
+def _inverse(clips: ClipLatents) -> Tensor:
+    assert clips.inverse is not None  # RunConfig sees to it
+    return prediction(clips.inverse, clips.actions)
+
 
 # The marginal regularisers treat each time step as a statistic over the batch, so time leads: (T, B, d).
 TERMS: dict[str, Term] = {
@@ -34,11 +46,31 @@ TERMS: dict[str, Term] = {
     "wemreg": lambda c, o, g: wemreg(c.z.transpose(0, 1), o.directions, g),
     "sigreg": lambda c, o, g: sigreg(c.z.transpose(0, 1), o.directions, g),
     "relational": lambda c, _o, _g: relational(c.z, c.anchor),
+    "std": lambda c, _o, _g: std(centred(c.z)),
+    "std_t": lambda c, _o, _g: std(centred(c.z).transpose(0, 1)),
+    "cov": lambda c, _o, _g: cov(centred(c.z)),
+    "cov_t": lambda c, _o, _g: cov(centred(c.z).transpose(0, 1)),
+    "temporal": lambda c, _o, _g: temporal(c.z),
+    "inverse": lambda c, _o, _g: _inverse(c),
 }
+
+
+def own_term(name: str) -> OwnTerm:
+    """The function that ``module:function`` names."""
+    module, _, function = name.partition(":")
+    try:
+        return getattr(import_module(module), function)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise UserError(
+            f"there is no loss term {name} ({error}): write it as module:function, importable from here"
+        ) from error
 
 
 def objective(clips: ClipLatents, config: ObjectiveConfig, generator: torch.Generator | None = None) -> Losses:
     """The weighted sum over the terms of the config; ``generator`` draws the directions."""
-    terms = {name: TERMS[name](clips, config, generator) for name in config.terms}
-    total = torch.stack([getattr(config, name) * value for name, value in terms.items()]).sum()
+    weights = config.weights
+    terms = {
+        name: TERMS[name](clips, config, generator) if name in TERMS else own_term(name)(clips) for name in weights
+    }
+    total = torch.stack([weights[name] * value for name, value in terms.items()]).sum()
     return Losses(total, terms)

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -47,6 +48,8 @@ class ViTEncoder(nn.Module):
             depth=config.depth,
             num_heads=config.heads,
             mlp_ratio=config.mlp_ratio,
+            init_values=1.0 if config.kind == "dinov2" else None,  # LayerScale
+            norm_layer=partial(nn.LayerNorm, eps=config.norm_eps),
             num_classes=0,
             global_pool="",
             dynamic_img_size=True,  # positions are interpolated at other sizes
@@ -58,6 +61,8 @@ class ViTEncoder(nn.Module):
         self.register_buffer("mean", torch.tensor(config.pixel_mean).view(3, 1, 1), persistent=False)
         self.register_buffer("std", torch.tensor(config.pixel_std).view(3, 1, 1), persistent=False)
         self.patch_size = config.patch_size
+        if config.kind == "dinov2":
+            self.requires_grad_(False)
 
     def forward(self, frames: Tensor, blocks: Sequence[int] = ()) -> Tokens:
         """frames: (N, 3, H, W) uint8; blocks: 1-based numbers of blocks whose CLS token is wanted too."""

@@ -1,5 +1,6 @@
-"""The building blocks: one attention, one AdaLN block, one MLP."""
+"""The building blocks: one attention, one MLP, and the two Transformer blocks made of them."""
 
+import torch
 from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
 
@@ -23,22 +24,55 @@ class MLP(nn.Module):
 
 
 class CausalAttention(nn.Module):
-    """Multi-head self-attention in which position t sees positions ≤ t."""
+    """Multi-head self-attention over steps of ``tokens`` tokens: a token sees its own step and those before."""
 
-    def __init__(self, width: int, heads: int, head_dim: int, dropout: float = 0.0):
+    def __init__(self, width: int, heads: int, head_dim: int, dropout: float = 0.0, tokens: int = 1):
         super().__init__()
-        self.heads = heads
+        self.heads, self.tokens = heads, tokens
         self.to_qkv = nn.Linear(width, 3 * heads * head_dim, bias=False)
         self.out = nn.Linear(heads * head_dim, width)
         self.dropout = nn.Dropout(dropout)
 
     def forward(self, x: Tensor) -> Tensor:
-        """(B, T, width) → (B, T, width)"""
-        # (B, T, 3·h·e) → three of (B, h, T, e)
+        """(B, T·tokens, width) → the same shape"""
+        # (B, n, 3·h·e) → three of (B, h, n, e)
         q, k, v = self.to_qkv(x).unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)
         drop = self.dropout.p if self.training else 0.0
-        attended = scaled_dot_product_attention(q, k, v, dropout_p=drop, is_causal=True)
+        mask = None
+        if self.tokens > 1:
+            step = torch.arange(x.shape[1], device=x.device) // self.tokens
+            mask = step[:, None] >= step
+        attended = scaled_dot_product_attention(q, k, v, mask, dropout_p=drop, is_causal=mask is None)
         return self.dropout(self.out(attended.transpose(1, 2).flatten(-2)))
+
+
+class Pointwise(nn.Module):
+    """What attention does to a token that sees only itself: its values, projected back."""
+
+    def __init__(self, width: int, inner: int):
+        super().__init__()
+        self.to_v = nn.Linear(width, inner, bias=False)
+        self.out = nn.Linear(inner, width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(..., width) → (..., width)"""
+        return self.out(self.to_v(x))
+
+
+class Block(nn.Module):
+    """The plain pre-norm Transformer block around a mixer (attention)."""
+
+    def __init__(self, width: int, mixer: nn.Module, mlp: int, dropout: float = 0.0):
+        super().__init__()
+        self.attention_norm = nn.LayerNorm(width)
+        self.attention = mixer
+        self.mlp_norm = nn.LayerNorm(width)
+        self.mlp = MLP(width, mlp, width, dropout=dropout)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(B, T, width) → (B, T, width)"""
+        x = x + self.attention(self.attention_norm(x))
+        return x + self.mlp(self.mlp_norm(x))
 
 
 class AdaLNBlock(nn.Module):
@@ -48,11 +82,11 @@ class AdaLNBlock(nn.Module):
     twice: once without weights before the modulation, once with weights after it.
     """
 
-    def __init__(self, width: int, heads: int, head_dim: int, mlp: int, dropout: float = 0.0):
+    def __init__(self, width: int, mixer: nn.Module, mlp: int, dropout: float = 0.0):
         super().__init__()
         self.norm = nn.LayerNorm(width, elementwise_affine=False, eps=1e-6)
         self.attention_norm = nn.LayerNorm(width)
-        self.attention = CausalAttention(width, heads, head_dim, dropout)
+        self.attention = mixer
         self.mlp_norm = nn.LayerNorm(width)
         self.mlp = MLP(width, mlp, width, dropout=dropout)
         modulation = nn.Linear(width, 6 * width)

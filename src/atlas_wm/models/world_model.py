@@ -1,4 +1,4 @@
-"""The world model and its verbs: encode, predict, rollout."""
+"""The world model and its verbs: encode, predict, rollout, distance."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -10,9 +10,9 @@ from torch import Tensor, nn
 from atlas_wm.config import ModelConfig
 from atlas_wm.errors import UserError
 from atlas_wm.losses.objective import ClipLatents
-from atlas_wm.models.encoders import ViTEncoder
+from atlas_wm.models.encoders import Tokens, ViTEncoder
 from atlas_wm.models.layers import MLP
-from atlas_wm.models.predictors import CausalPredictor
+from atlas_wm.models.predictors import PREDICTORS
 from atlas_wm.normalize import Normalizer
 from atlas_wm.run_folder import RunInfo, read_run, read_weights
 
@@ -23,14 +23,15 @@ class Features(NamedTuple):
     blocks: list[Tensor]  # CLS after the blocks asked for, (N, w) each
     patch: Tensor  # (N, w) mean of the final patch tokens, the relational anchor
     cls: Tensor  # (N, w)
-    z: Tensor  # (N, d) planning latent
+    z: Tensor  # (N, …) planning latent
 
 
 class WorldModel(nn.Module):
     """z_t = E(o_t);  ẑ_{t+1} = P(z_{t-2..t}, a_{t-2..t}).
 
     ``action_size`` is the A of the task; a model step takes a block of ``frameskip`` actions, concatenated.
-    Actions here are standardised; ``normalizer`` is the way between them and the environment's.
+    Actions here are standardised; ``normalizer`` is the way between them and the environment's. A latent has the
+    shape ``config.latent_shape``, written … below: (d,), or (K, w) where patch tokens are the latent.
     """
 
     def __init__(self, config: ModelConfig, action_size: int, normalizer: Normalizer | None = None):
@@ -41,46 +42,65 @@ class WorldModel(nn.Module):
         if self.normalizer.size != action_size:
             raise UserError(f"the normaliser has {self.normalizer.size} coordinates, actions {action_size}")
         self.run: RunInfo | None = None
+        block = config.frameskip * action_size
         self.encoder = ViTEncoder(config.encoder)
-        self.projector = MLP(config.encoder.width, config.hidden, config.latent, batchnorm=True)
-        self.predictor = CausalPredictor(config, config.frameskip * action_size)
-        self.head = MLP(config.predictor.width, config.hidden, config.latent, batchnorm=True)
+        self.projector = (
+            MLP(config.encoder.width, config.hidden, config.latent, batchnorm=True)
+            if config.encoder.kind == "vit"
+            else None
+        )
+        self.predictor = PREDICTORS[config.predictor.kind](config, block)
+        self.inverse = MLP(2 * config.latent, config.inverse_hidden, block) if config.inverse_hidden else None
 
     def encode(self, frames: Tensor) -> Tensor:
-        """(N, 3, H, W) uint8 → z (N, d)"""
-        return self.projector(self.encoder(frames).cls)
+        """(N, 3, H, W) uint8 → z (N, …)"""
+        return self._latent(self.encoder(frames))
+
+    def _latent(self, tokens: Tokens) -> Tensor:
+        return tokens.patches if self.projector is None else self.projector(tokens.cls)
 
     def features(self, frames: Tensor, blocks: Sequence[int] = ()) -> Features:
         """z and what it is made from. blocks: 1-based encoder blocks (the paper looks at 3, 6 and 9)."""
         tokens = self.encoder(frames, blocks)
-        return Features(tokens.blocks, tokens.patches.mean(dim=1), tokens.cls, self.projector(tokens.cls))
-
-    def predict(self, z: Tensor, actions: Tensor) -> Tensor:
-        """z: (B, T, d), actions: (B, T, frameskip·A) → ẑ of the next step after each: (B, T, d)"""
-        return self.head(self.predictor(z, self.predictor.action_encoder(actions)))
+        return Features(tokens.blocks, tokens.patches.mean(dim=1), tokens.cls, self._latent(tokens))
 
     def forward(self, frames: Tensor, actions: Tensor) -> ClipLatents:
-        """A batch of clips. frames: (B, T, 3, H, W) uint8, actions: (B, T-1, frameskip·A) standardised."""
-        clips, steps = frames.shape[:2]
-        _, patch, _, z = self.features(frames.flatten(0, 1))
-        z, patch = z.unflatten(0, (clips, steps)), patch.unflatten(0, (clips, steps))
-        return ClipLatents(z=z, anchor=patch, predicted=self.predict(z[:, :-1], actions))
+        """A batch of clips: (B, T, 3, H, W) uint8 frames and (B, T-1, frameskip·A) standardised actions.
+
+        Of a frozen encoder the tokens may come instead of the frames, computed beforehand: (B, T, K, w) floats.
+        """
+        if frames.is_floating_point():
+            z = frames.float()
+            patch = z.mean(dim=-2)
+        else:
+            clips, steps = frames.shape[:2]
+            _, patch, _, z = self.features(frames.flatten(0, 1))
+            z, patch = z.unflatten(0, (clips, steps)), patch.unflatten(0, (clips, steps))
+        pairs = None if self.inverse is None else torch.cat([z[:, 1:], z[:, :-1]], dim=-1)
+        return ClipLatents(
+            z=z,
+            anchor=patch,
+            predicted=self.predictor.predict(z[:, :-1], actions),
+            actions=actions,
+            inverse=None if pairs is None or self.inverse is None else self.inverse(pairs),
+        )
+
+    def predict(self, z: Tensor, actions: Tensor) -> Tensor:
+        """z: (B, T, …), actions: (B, T, frameskip·A) → ẑ of the next step after each: (B, T, …)"""
+        return self.predictor.predict(z, actions)
 
     def rollout(self, z: Tensor, actions: Tensor) -> Tensor:
-        """Imagine S action sequences from each latent: the latents after each of the H blocks.
+        """Imagine S action sequences from each latent: z (B, …), actions (B, S, H, frameskip·A) → (B, S, H, …)"""
+        return self.predictor.rollout(z, actions)
 
-        z: (B, d), actions: (B, S, H, frameskip·A) → (B, S, H, d). The predictor sees at most the last
-        ``history`` latents; positions start at 0 in every window.
-        """
-        batch, samples, horizon, _ = actions.shape
-        embedded = self.predictor.action_encoder(actions.flatten(0, 1))  # (B·S, H, width)
-        latents = [z.repeat_interleave(samples, dim=0)]
-        for step in range(horizon):
-            first = max(0, step + 1 - self.config.history)
-            window = torch.stack(latents[first:], dim=1)
-            hidden = self.predictor(window, embedded[:, first : step + 1])
-            latents.append(self.head(hidden[:, -1]))
-        return torch.stack(latents[1:], dim=1).unflatten(0, (batch, samples))
+    def terminal(self, z: Tensor, actions: Tensor) -> Tensor:
+        """Where those sequences end: (B, S, …)"""
+        return self.predictor.terminal(z, actions)
+
+    def distance(self, z: Tensor, goal: Tensor) -> Tensor:
+        """What a plan costs that ends in z: ‖z − z_g‖², for patch tokens the mean over tokens and coordinates."""
+        gap = (z - goal).square()
+        return gap.sum(dim=-1) if self.projector is not None else gap.mean(dim=(-2, -1))
 
     @classmethod
     def load(cls, folder: str | Path, device: torch.device | str = "cpu") -> "WorldModel":

@@ -16,9 +16,9 @@ from atlas_wm.streams import stream
 
 class Plan(NamedTuple):
     actions: np.ndarray  # (execute·frameskip, A) in the environment's units: what to do before planning again
-    cost: float  # squared latent distance of the imagined end from the goal
+    cost: float  # WorldModel.distance of the imagined end from the goal
     start_cost: float  # the same before the first action
-    latents: np.ndarray  # (horizon, d) imagined latents after each block
+    latents: np.ndarray  # (horizon, …) imagined latents after each block
 
 
 class Planner:
@@ -64,19 +64,19 @@ class Planner:
 
     def _solve(self, frames: Tensor, goals: Tensor, streams: Sequence[torch.Generator]) -> list[Plan]:
         model, config = self.model, self.config
-        z = model.encode(frames.to(self.device))  # (B, d)
+        z = model.encode(frames.to(self.device))  # (B, …)
         z_goal = model.encode(goals.to(self.device))
 
         def cost(candidates: Tensor) -> Tensor:
-            chunks = candidates.split(config.candidate_chunk or config.candidates, dim=1)
-            ends = torch.cat([model.rollout(z, chunk)[:, :, -1] for chunk in chunks], dim=1)
-            return (ends - z_goal[:, None]).square().sum(dim=-1)
+            chunk = config.candidate_chunk or len(streams) * config.candidates
+            parts = candidates.split(max(1, chunk // len(streams)), dim=1)
+            return torch.cat([model.distance(model.terminal(z, part), z_goal[:, None]) for part in parts], dim=1)
 
         block = model.config.frameskip * model.action_size
         solution = cem(cost, block, config, streams, self.device)
-        latents = model.rollout(z, solution.mean[:, None])[:, 0]  # (B, H, d)
-        costs = (latents[:, -1] - z_goal).square().sum(dim=-1).tolist()
-        start_costs = (z - z_goal).square().sum(dim=-1).tolist()
+        latents = model.rollout(z, solution.mean[:, None])[:, 0]  # (B, H, …)
+        costs = model.distance(latents[:, -1], z_goal).tolist()
+        start_costs = model.distance(z, z_goal).tolist()
         standardised = solution.mean[:, : config.execute].unflatten(-1, (-1, model.action_size)).flatten(1, 2)
         actions = model.normalizer.invert(standardised).cpu().numpy()
         return [Plan(actions[i], costs[i], start_costs[i], latents[i].cpu().numpy()) for i in range(len(streams))]

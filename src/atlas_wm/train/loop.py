@@ -60,7 +60,7 @@ def train(
     out = Path(out)
     with new_run_folder(out, overwrite) as folder:
         data = EpisodeData(data_path, task, config.model.encoder.image_size, config.model.frameskip)
-        clips = clip_index(data.lengths, config.model.clip_rows)
+        clips = clip_index(data.lengths, config.model.clip_rows, data.path)
         training, validation = split_clips(clips, len(data.lengths), config.train)
         normalizer = fit_normalizer(data, training, config.model)
         where = pick_device(device)
@@ -99,7 +99,7 @@ def train(
 
 
 def metric_names(config: RunConfig) -> list[str]:
-    losses = ["total", *config.objective.terms]
+    losses = ["total", *config.objective.weights]
     return ["epoch", *losses, "lr", "grad_norm", "clips_per_second", *(f"val_{name}" for name in losses)]
 
 
@@ -124,7 +124,7 @@ def fit(
     )
     batches = EpochBatches(len(training), settings.batch, steps_of(settings, len(training)), settings.seed)
     loader = make_loader(training, batches, settings.workers, pin=device.type == "cuda")
-    optimizer = torch.optim.AdamW(model.parameters(), lr=settings.lr, weight_decay=settings.weight_decay)
+    optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=settings.lr, weight_decay=settings.weight_decay)
     wrapped, optimizer = fabric.setup(model, optimizer)
     schedule = LambdaLR(optimizer, warmup_cosine(len(batches), settings.warmup))
 
