@@ -23,12 +23,13 @@ from shapely.geometry import Point
 
 from atlas_wm.data.collect import record_episode
 from atlas_wm.progress import Bar
-from atlas_wm.tasks.pusher import AGENT_RADIUS, WINDOW, block_shape, place
+from atlas_wm.tasks.pusher import AGENT_RADIUS, WINDOW, PusherSettings, block_shape, place
 from atlas_wm.tasks.pusht import PushT
 
 WINDOW_STEPS, EVERY = 50, 10
 WALL = 7.0  # px from the border: where the walls begin
 TOUCH = AGENT_RADIUS + 1.5  # px between the agent's centre and the block
+WINDOWS = {"first ": "first 50 steps of each episode", "": "all windows of 50 steps"}
 FIGURE = Path(__file__).parent.parent / "docs" / "images" / "pusht-demonstrations.png"
 
 
@@ -75,10 +76,14 @@ def measure(policy: str, seed: int, number: int) -> dict[str, np.ndarray]:
             side = np.arctan2(*(contact - centre[first])[::-1]) - pose[first, 2]
             pushes.append((side, turn, last - first + 1))
     bounds = np.array([b.bounds for b in blocks])
-    return {
+    windows = {
         "moved": np.linalg.norm(pose[ends, :2] - pose[starts, :2], axis=1),
         "centre moved": np.linalg.norm(centre[ends] - centre[starts], axis=1),
         "turned": np.degrees(pose[ends, 2] - pose[starts, 2]),
+    }
+    return {
+        **windows,
+        **{f"first {key}": values[:1] for key, values in windows.items()},
         "pushes": np.array(pushes).reshape(-1, 3),
         "touching": gap < TOUCH,
         "agent outside": ((agent < 0) | (agent > WINDOW)).any(1),
@@ -120,10 +125,11 @@ def table(results: dict[str, dict[str, np.ndarray]]) -> str:
         octant = np.floor(r["pushes"][:, 0] / (np.pi / 4)).astype(int) % 8
         return " ".join(f"{share:.0f}" for share in 100 * np.bincount(octant, minlength=8) / len(octant))
 
-    add("block moves in 50 steps, px: **median** (quartiles; 90th percentile; mean)", lambda r: spread(r["moved"]))
-    add("its centre of mass, px", lambda r: spread(r["centre moved"]))
-    add("block turns in 50 steps, degrees", lambda r: spread(np.abs(r["turned"])))
-    add("windows where it moves more than 5 px", lambda r: f"{(r['moved'] > 5).mean():.1%}")
+    for prefix, label in WINDOWS.items():
+        add(f"**{label}**: block moves, px", lambda r, p=prefix: spread(r[p + "moved"]))
+        add("its centre of mass moves, px", lambda r, p=prefix: spread(r[p + "centre moved"]))
+        add("block turns, degrees", lambda r, p=prefix: spread(np.abs(r[p + "turned"])))
+        add("block moves more than 5 px", lambda r, p=prefix: f"{(r[p + 'moved'] > 5).mean():.1%}")
     add("pushes an episode", lambda r: f"{len(r['pushes']) / len(r['rows']):.1f}")
     add("steps a push lasts, mean", lambda r: f"{r['pushes'][:, 2].mean():.1f}")
     add("pushes by side, % for each octant around the block", sides)
@@ -145,10 +151,10 @@ def table(results: dict[str, dict[str, np.ndarray]]) -> str:
     return "\n".join(lines)
 
 
-def two_random_places(seed: int) -> float:
-    """Median distance of two places where the environment starts blocks: as far as a free hand would move it."""
-    places = np.random.default_rng(seed).uniform(100, 400, (2, 100_000, 2))
-    return float(np.median(np.linalg.norm(places[0] - places[1], axis=1)))
+def farthest_place(margin: float) -> float:
+    """Median distance from where the environment starts blocks to the farthest place they are carried to."""
+    starts = np.random.default_rng(0).uniform(100, 400, (100_000, 2))
+    return float(np.median(np.linalg.norm(np.abs(starts - WINDOW / 2) + WINDOW / 2 - margin, axis=1)))
 
 
 def draw(results: dict[str, dict[str, np.ndarray]], path: Path) -> None:
@@ -157,20 +163,23 @@ def draw(results: dict[str, dict[str, np.ndarray]], path: Path) -> None:
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
 
-    figure, (left, right) = plt.subplots(1, 2, figsize=(9, 3.4), sharey=True)
-    for (policy, r), colour in zip(results.items(), ("#d98c3f", "#3a6fb0"), strict=True):
-        panels = ((left, r["moved"], np.arange(0, 421, 20)), (right, np.abs(r["turned"]), np.arange(0, 181, 10)))
-        for axis, values, bins in panels:
-            weights = np.full(len(values), 100 / len(values))
-            style = {"bins": bins, "weights": weights, "color": colour}
-            axis.hist(np.clip(values, 0, bins[-1] - 1e-6), alpha=0.35, label=policy, **style)
-            axis.hist(np.clip(values, 0, bins[-1] - 1e-6), histtype="step", linewidth=1.4, **style)
-            axis.axvline(np.median(values), color=colour, linestyle="--", linewidth=1.2)
-    left.set(xlabel="block moves in 50 steps [px]", ylabel="share of windows [%]")
-    right.set(xlabel="block turns in 50 steps [degrees]")
-    left.legend(frameon=False)
-    left.set_title("dashed: medians; the last bin holds all beyond", fontsize=8, loc="left")
-    for axis in (left, right):
+    figure, rows = plt.subplots(2, 2, figsize=(9, 6), sharex="col")
+    for (left, right), (prefix, label) in zip(rows, WINDOWS.items(), strict=True):
+        for (policy, r), colour in zip(results.items(), ("#d98c3f", "#3a6fb0"), strict=True):
+            turned = np.abs(r[prefix + "turned"])
+            panels = ((left, r[prefix + "moved"], np.arange(0, 421, 20)), (right, turned, np.arange(0, 181, 10)))
+            for axis, values, bins in panels:
+                style = {"bins": bins, "weights": np.full(len(values), 100 / len(values)), "color": colour}
+                axis.hist(np.clip(values, 0, bins[-1] - 1e-6), alpha=0.35, label=policy, **style)
+                axis.hist(np.clip(values, 0, bins[-1] - 1e-6), histtype="step", linewidth=1.4, **style)
+                axis.axvline(np.median(values), color=colour, linestyle="--", linewidth=1.2)
+        left.set_ylabel("share [%]")
+        left.set_title(label, fontsize=9, loc="left")
+    rows[0, 0].legend(frameon=False)
+    rows[0, 1].set_title("dashed: medians; the last bin holds all beyond", fontsize=9, loc="left")
+    rows[1, 0].set_xlabel("block moves in 50 steps [px]")
+    rows[1, 1].set_xlabel("block turns in 50 steps [degrees]")
+    for axis in rows.flat:
         axis.spines[["top", "right"]].set_visible(False)
     figure.tight_layout()
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -185,9 +194,12 @@ def main() -> None:
     arguments = parser.parse_args()
     results = {policy: run(policy, arguments.episodes, arguments.seed) for policy in POLICIES}
     print(table(results))
-    weak, ours = (float(np.median(results[policy]["moved"])) for policy in POLICIES)
-    print(f"\nmedian moved: {ours:.1f} px against {weak:.1f} px, {ours / weak:.2f} times as far")
-    print(f"two random places of the block are {two_random_places(0):.0f} px apart (median)")
+    print()
+    for prefix, label in WINDOWS.items():
+        weak, ours = (float(np.median(results[policy][prefix + "moved"])) for policy in POLICIES)
+        print(f"{label}: median moved {ours:.1f} px against {weak:.1f} px, {ours / weak:.2f} times as far")
+    margin = PusherSettings().destination_margin
+    print(f"the farthest place a block is carried to is {farthest_place(margin):.0f} px from its start (median)")
     draw(results, arguments.figure)
     print(f"figure: {arguments.figure.name}")
 

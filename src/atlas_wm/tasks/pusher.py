@@ -1,7 +1,7 @@
 """A scripted pusher for PushT: walks around the block, pushes it from any side, walks on.
 
-It has nothing to do with the goal of an episode. It carries the block from one random place to the next by pushes
-that head there, mixed with pushes at any point of the outline, which mostly turn the block.
+It has nothing to do with the goal of an episode. It carries the block to a far place by pushes that head there,
+does other things for a while (mostly pushes at any point of the outline, which turn the block), and so on.
 """
 
 import math
@@ -29,22 +29,25 @@ SHARE_PER_STEP = 0.4
 class PusherSettings:
     """Lengths in px, speeds in px a step, ranges as (low, high). Speeds are drawn log-uniformly."""
 
-    walk_speed: tuple[float, float] = (16.0, 52.0)
-    push_speed: tuple[float, float] = (6.0, 26.0)
-    push_length: tuple[float, float] = (60.0, 260.0)
-    push_tilt: float = 0.25  # rad: deviation of a push from the normal of the edge
+    walk_speed: tuple[float, float] = (24.0, 48.0)
+    push_speed: tuple[float, float] = (9.0, 24.0)
+    push_length: tuple[float, float] = (60.0, 260.0)  # of pushes that carry the block nowhere in particular
+    push_tilt: float = 0.1  # rad: deviation of a push from the normal of the edge
     push_curve: float = 0.02  # rad a step: how fast its direction changes
-    keep_behind: float = 0.4  # at most: how much a carrying push turns towards the block's centre in each step
+    steer: float = 3.0  # how strongly a carrying push keeps behind the block, seen from the destination
     action_noise: float = 0.03
-    any_side: float = 0.35  # probability of a push at any point, wherever it sends the block
-    pause: float = 0.06  # probability of a pause instead of a push
+    carry_first: float = 0.85  # probability that an episode begins with carrying
+    tries: int = 4  # pushes to get the block to a destination
+    between: tuple[int, int] = (0, 3)  # other things done before the next destination
+    pause: float = 0.06  # probability that one of them is a pause
     pause_steps: tuple[int, int] = (3, 10)
-    stroll: float = 0.08  # probability of a walk to a random place instead of a push
+    stroll: float = 0.08  # probability that it is a walk to a random place; else, a push at any point
     clearance: float = 20.0  # of the agent's centre from the block on the way; its radius is 15
     agent_margin: float = 20.0  # the agent does not go closer to the border
     block_margin: float = 48.0  # the block is not pushed closer: the agent must be able to get behind it again
-    nearest_destination: float = 60.0  # the block is closer than that: on to the next
     destination_margin: float = 130.0  # of the places the block is carried to
+    destination_choice: int = 16  # the farthest from the block of as many random places is the next destination
+    arrived: float = 40.0  # the block is closer to the destination than that
 
 
 class Pusher:
@@ -69,29 +72,36 @@ class Pusher:
     def _play(self) -> Iterator[np.ndarray]:
         """The steps of an episode, as displacements towards which the agent is drawn."""
         rng, s = self._rng, self.settings
-        destination = self._somewhere(s.destination_margin)
+        carry = rng.random() < s.carry_first
         while True:
-            kind = rng.random()
-            if kind < s.pause:
-                for _ in range(rng.integers(*s.pause_steps, endpoint=True)):
-                    yield np.zeros(2)
-            elif kind < s.pause + s.stroll:
-                place_to_go = self._somewhere(s.agent_margin)
-                if self._block.distance(Point(place_to_go)) > s.clearance:
-                    yield from self._walk(place_to_go)
+            if carry:
+                places = [self._somewhere(s.destination_margin) for _ in range(s.destination_choice)]
+                destination = max(places, key=self._way_to)
+                for _ in range(s.tries):
+                    if self._way_to(destination) > s.arrived:
+                        yield from self._push(destination)
             else:
-                while np.linalg.norm(destination - self._centre()) < s.nearest_destination:
-                    destination = self._somewhere(s.destination_margin)
-                carry = rng.random() >= s.any_side
-                start, direction = self._choose_push(destination if carry else None)
-                yield from self._walk(start)
-                yield from self._push(direction, rng.uniform(0.0, s.keep_behind) if carry else 0.0)
+                for _ in range(rng.integers(*s.between, endpoint=True)):
+                    yield from self._something_else()
+            carry = not carry
+
+    def _something_else(self) -> Iterator[np.ndarray]:
+        rng, s = self._rng, self.settings
+        kind = rng.random()
+        if kind < s.pause:
+            for _ in range(rng.integers(*s.pause_steps, endpoint=True)):
+                yield np.zeros(2)
+        elif kind < s.pause + s.stroll:
+            place_to_go = self._somewhere(s.agent_margin)
+            if self._block.distance(Point(place_to_go)) > s.clearance:
+                yield from self._walk(place_to_go)
+        else:
+            yield from self._push(None)
 
     def _choose_push(self, destination: np.ndarray | None) -> tuple[np.ndarray, np.ndarray]:
         """A place beside the block to start from, and the direction to push."""
         rng, s = self._rng, self.settings
         centre = self._centre()
-        way = np.zeros(2) if destination is None else _limit(destination - centre, 1.0)
         outline, low = self._block.exterior, s.push_length[0]
         choices = []
         for at in rng.uniform(0.0, outline.length, 32):
@@ -99,8 +109,11 @@ class Pusher:
             normal = np.array([after[1] - before[1], before[0] - after[0]])  # outward: the outline is ccw
             normal /= np.linalg.norm(normal) + 1e-9
             start = (before + after) / 2 + (s.clearance + 4.0) * normal
-            lever = abs((start - centre) @ _turn(normal, math.pi / 2))
-            score = 0.3 * rng.normal() - float(normal @ way) - (0.0 if destination is None else lever / 80.0)
+            score = 0.3 * rng.normal()
+            if destination is not None:
+                way = _limit(destination - centre, 1.0)
+                lever = abs((start - centre) @ _turn(normal, math.pi / 2))
+                score += float((_limit(centre - start, 1.0) - normal) @ way) - lever / 80.0
             if not self._floor.contains(Point(start)) or self._block.distance(Point(start)) < s.clearance:
                 score -= 100.0  # behind a wall, or in a corner of the T that is too narrow
             if self._beyond_walls(low * -normal) > max(0.0, self._beyond_walls(np.zeros(2))) + 1.0:
@@ -113,29 +126,42 @@ class Pusher:
         """Go there without touching the block."""
         speed = self._speed(self.settings.walk_speed)
         path = self._path(target)
-        for point in path:
-            near = 5.0 if point is path[-1] else 8.0
+        for number, point in enumerate(path):
+            near = 20.0 if 0 < number < len(path) - 1 else 6.0  # corners are cut
             for _ in range(40):
                 way = point - self._agent
                 if np.linalg.norm(way) < near:
                     break
                 yield _limit(way, speed / SHARE_PER_STEP)
 
-    def _push(self, direction: np.ndarray, keep_behind: float) -> Iterator[np.ndarray]:
-        """Push through until the block is carried far enough, lost, or close to a wall."""
+    def _push(self, destination: np.ndarray | None) -> Iterator[np.ndarray]:
+        """Walk to the block and push until it has arrived, is carried far enough, lost, or close to a wall."""
         s = self.settings
-        speed, length = self._speed(s.push_speed), self._rng.uniform(*s.push_length)
+        start, direction = self._choose_push(destination)
+        yield from self._walk(start)
+        speed = self._speed(s.push_speed)
+        length = self._rng.uniform(*s.push_length) if destination is None else WINDOW
         curve = self._rng.normal(0.0, s.push_curve)
         allowed = max(0.0, self._beyond_walls(np.zeros(2))) + 1.0
         reach = math.ceil((s.clearance + 8.0) / speed) + 3  # steps until the block must have been touched
         for step in range(math.ceil(length / speed) + reach):
-            lost = step > reach and self._block.distance(Point(self._agent)) > AGENT_RADIUS + 6.0
-            soon = direction * speed * 2.0
-            if lost or self._beyond_walls(soon) > allowed or not self._floor.contains(Point(self._agent + soon)):
+            gap = self._block.distance(Point(self._agent)) - AGENT_RADIUS
+            block_goes = direction = _turn(direction, curve)
+            if destination is not None:
+                ahead = _limit(self._centre() - self._agent, 1.0)
+                block_goes = way = _limit(destination - self._centre(), 1.0)
+                if gap < 3.0:  # the block strays to one side: follow it beyond the line to the destination
+                    direction = way + s.steer * (ahead - (ahead @ way) * way)
+                    direction /= np.linalg.norm(direction)
+                if self._way_to(destination) < s.arrived or (gap < 3.0 and ahead @ way < 0.0):  # or not behind it
+                    return
+            soon = speed * 2.0
+            if max(self._beyond_walls(np.zeros(2)), self._beyond_walls(block_goes * soon)) > allowed:
+                return
+            lost = step > reach and gap > 6.0
+            if lost or not self._floor.contains(Point(self._agent + direction * soon)):
                 return
             yield direction * speed / SHARE_PER_STEP
-            ahead = _limit(self._centre() - self._agent, 1.0)
-            direction = _limit(_turn(direction, curve) + keep_behind * ahead, 1.0)
 
     def _path(self, target: np.ndarray) -> list[np.ndarray]:
         """The shortest way around the block: over the corners of its outline, widened."""
@@ -160,6 +186,9 @@ class Pusher:
 
     def _centre(self) -> np.ndarray:
         return _xy(self._block.centroid)
+
+    def _way_to(self, destination: np.ndarray) -> float:
+        return float(np.linalg.norm(destination - self._centre()))
 
     def _beyond_walls(self, shift: np.ndarray) -> float:
         """How far the block, shifted, reaches past the margin."""
