@@ -90,7 +90,7 @@ def make_train(default: RunConfig) -> Callable[..., None]:
 
         Args:
             task: tworoom, pusht or cube, or your own as module:Class (docs/own-data.md).
-            method: atlas, lewm, lewm+ood or wemreg.
+            method: atlas, lewm, lewm+ood, wemreg, pldm, dino-wm, fast-wm (`atlas methods`) or your module:NAME.
             recipe: paper (18 M parameters, for a GPU) or demo (minutes on a laptop).
             data: Dataset [default: data/TASK.lance].
             out: Run folder [default: runs/TASK-METHOD-RECIPE].
@@ -103,7 +103,7 @@ def make_train(default: RunConfig) -> Callable[..., None]:
         known_task = get_task(task)
         from atlas_wm.commands import train_with_progress
 
-        out = out or Path(f"runs/{known_task.name}-{method}-{recipe}")
+        out = out or Path(f"runs/{known_task.name}-{method.rpartition(':')[-1]}-{recipe}")
         data = data or Path(f"data/{known_task.name}.lance")
         options: dict[str, Any] = {"recipe": recipe, "device": device, "overwrite": overwrite}
         print(train_with_progress(config, known_task, data, out, method, **options))
@@ -146,7 +146,8 @@ def evaluate(
         candidates: CEM candidates [default: the run's].
         random_floor: Also run uniformly random actions.
         films: Episodes to film, from the one with the longest way to go to the median one.
-        workers: Processes on a CPU [default: one for each core].
+        workers: Processes that plan and act on a CPU, or hold the environments beside a GPU [default: one for each
+            core].
         device: auto, cpu, cuda, cuda:N or mps.
     """
     from atlas_wm.run_folder import read_run
@@ -185,6 +186,9 @@ def plan(
 ) -> None:
     """Plan from one picture to another; prints the actions as JSON, in the environment's units.
 
+    With them come the cost before and after, and how novel the frame, the goal and the imagined end are beside frames
+    of the training data: 50 is usual, 100 is unlike any of them.
+
     Args:
         run: Run folder.
         frame: Picture of the current state.
@@ -205,7 +209,91 @@ def plan(
     config = replace(model.run.config.plan, **{k: v for k, v in changes.items() if v is not None})
     result = Planner(model, config).plan(read_image(frame), read_image(goal), seed=seed)
     answer = {"actions": result.actions.tolist(), "cost": result.cost, "start_cost": result.start_cost}
-    print(json.dumps(answer))
+    print(json.dumps({**answer, "novelty": result.novelty and result.novelty._asdict()}))
+    if result.novelty is None:
+        print(f"{run} has no bank of training frames for novelty: `atlas bank {run}` makes one", file=sys.stderr)
+
+
+def bank(run: RunFolder, /, data: Path | None = None, device: str = "auto") -> None:
+    """Give a run that lacks it the bank of training frames that `atlas plan` tells novelty by.
+
+    Training and `atlas import` do this themselves.
+
+    Args:
+        run: Run folder.
+        data: The dataset it was trained on [default: where that was].
+        device: auto, cpu, cuda, cuda:N or mps.
+    """
+    from atlas_wm.commands import write_bank
+
+    print(write_bank(run, data, device))
+
+
+def import_checkpoint(
+    path: Positional[Annotated[Path, arg(metavar="PATH")]],
+    /,
+    task: str,
+    format: Literal["lewm"] = "lewm",
+    data: Path | None = None,
+    out: Path | None = None,
+    overwrite: bool = False,
+) -> None:
+    """Make a run folder from the checkpoint of another library.
+
+    A LeWM checkpoint does not hold the mean and deviation of the actions it was trained on. They are measured on
+    the dataset, as training would: give the one it was trained on.
+
+    Args:
+        path: A folder with weights.pt and config.json, or the .pt file itself with config.json beside it.
+        task: tworoom, pusht or cube, or your own as module:Class (docs/own-data.md).
+        format: lewm: a LeWM that stable-worldmodel saved.
+        data: Dataset [default: data/TASK.lance].
+        out: Run folder [default: runs/TASK-lewm-imported].
+        overwrite: Replace an existing run folder.
+    """
+    from atlas_wm.tasks import get_task
+
+    known_task = get_task(task)
+    from atlas_wm.convert.lewm import import_lewm
+
+    out = out or Path(f"runs/{known_task.name}-{format}-imported")
+    data = data or Path(f"data/{known_task.name}.lance")
+    print(import_lewm(path, known_task, data, out, overwrite=overwrite))
+
+
+def export_checkpoint(
+    run: RunFolder,
+    /,
+    out: Path,
+    format: Literal["lewm"] = "lewm",
+    vit_names: Literal["installed", "old", "new"] = "installed",
+    overwrite: bool = False,
+) -> None:
+    """Write a run for another library: weights.pt and config.json, as stable-worldmodel loads them.
+
+    Args:
+        run: Run folder of a model with LeWM's architecture, whatever its losses.
+        out: Folder to write.
+        format: lewm: stable-worldmodel's LeWM.
+        vit_names: How the encoder's layers are named, which transformers has changed: as in the version installed
+            here, or as in published checkpoints (old) or since (new).
+        overwrite: Replace an existing folder.
+    """
+    from atlas_wm.convert.lewm import export_lewm
+
+    print(export_lewm(run, out, names=vit_names, overwrite=overwrite))
+
+
+def methods(recipe: str = "paper") -> None:
+    """Show the methods side by side: encoder, predictor, weighted loss terms, parameters, source.
+
+    Args:
+        recipe: At whose size: paper or demo.
+    """
+    get_recipe(recipe)
+    from atlas_wm.methods_table import print_methods
+
+    print_methods(recipe)
 
 
 def doctor() -> None:
@@ -237,6 +325,10 @@ COMMANDS: dict[str, Callable[..., None]] = {
     "train": make_train(get_recipe("paper")("atlas")),
     "eval": evaluate,
     "plan": plan,
+    "bank": bank,
+    "import": import_checkpoint,
+    "export": export_checkpoint,
+    "methods": methods,
     "doctor": doctor,
     "demo": demo,
 }

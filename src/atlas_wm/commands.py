@@ -6,10 +6,15 @@ from typing import Any
 
 from atlas_wm.config import PlanConfig, RunConfig
 from atlas_wm.data.collect import collect
+from atlas_wm.data.training_set import open_training_set
+from atlas_wm.device import pick_device
+from atlas_wm.errors import UserError
 from atlas_wm.evaluate.evaluate import evaluate
 from atlas_wm.evaluate.protocol import Protocol
+from atlas_wm.models.world_model import WorldModel
 from atlas_wm.progress import Bar
-from atlas_wm.tasks import Task
+from atlas_wm.run_folder import BANK
+from atlas_wm.tasks import Task, get_task
 from atlas_wm.train.loop import Progress, train
 
 
@@ -32,7 +37,14 @@ def train_with_progress(config: RunConfig, task: Task, data: Path, out: Path, me
             terms = "  ".join(f"{name} {value:.4f}" for name, value in p.terms.items())
             bar.update(p.step, p.steps, f"{terms}  {p.clips_per_second:,.0f} clips/s")
 
-        return train(config, task, data, out, method=method, on_progress=show, **options)
+        def show_encoded(done: int, total: int) -> None:
+            if bar.unit != "frames":
+                bar.rename("encode", "frames")
+            bar.update(done, total)
+            if done == total:
+                bar.rename(f"train {method}", "steps")
+
+        return train(config, task, data, out, method=method, on_progress=show, on_encoded=show_encoded, **options)
 
 
 def evaluate_with_progress(
@@ -44,3 +56,19 @@ def evaluate_with_progress(
             bar.update(done, total, f"success so far {100 * success:.0f} %")
 
         return evaluate(run, list(protocols), plan=plan, on_progress=show, **options)
+
+
+def write_bank(run: Path, data: Path | None = None, device: str = "auto") -> Path:
+    """The bank that training would have written into the run folder."""
+    model = WorldModel.load(run, pick_device(device))
+    assert model.run is not None
+    ready = open_training_set(data or model.run.data.path, get_task(model.run.task), model.run.config)
+    if ready.info.hash != model.run.data.hash:
+        raise UserError(
+            f"{run} was trained on data with hash {model.run.data.hash}, {ready.info.path} has {ready.info.hash}: "
+            f"pass the --data it was trained on"
+        )
+    model.remember(ready.some_frames())
+    assert model.bank is not None
+    model.bank.write(run)
+    return run / BANK

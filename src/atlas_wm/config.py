@@ -206,6 +206,9 @@ class TrainConfig:
     """Fixes what is held out, whatever the training seed."""
     batchnorm_batches: int = 0
     """Batches over which BatchNorm statistics are measured before each validation and at the end; 0: never."""
+    keep_tokens: Literal["auto", "always", "never"] = "auto"
+    """Tokens of a frozen encoder are computed once for each frame and kept on disk while it trains, instead of at
+    every step. auto: where that saves work and fits the disk."""
     workers: int = 0
     """Loader processes; 0 loads in the training process."""
     log_every: int = 10

@@ -4,7 +4,6 @@ The four arms of the 2×2 ablation and PLDM differ in nothing but the weights. Y
 """
 
 from dataclasses import dataclass, field
-from importlib import import_module
 
 from atlas_wm.config import (
     EncoderConfig,
@@ -16,6 +15,7 @@ from atlas_wm.config import (
     TrainConfig,
 )
 from atlas_wm.errors import UserError, unknown
+from atlas_wm.imports import import_named
 
 
 @dataclass(frozen=True)
@@ -82,13 +82,11 @@ METHODS: dict[str, Method] = {
 def get_method(name: str) -> Method:
     """A row of the table, or your own :class:`Method` as module:NAME."""
     if ":" in name:
-        module, _, attribute = name.partition(":")
-        try:
-            method = getattr(import_module(module), attribute)
-        except (ImportError, AttributeError, ValueError) as error:
-            raise UserError(f"there is no method {name}: {error}") from error
+        method = import_named("method", name)
         if not isinstance(method, Method):
             raise UserError(f"{name} is a {type(method).__name__}, not an atlas_wm.methods.Method")
+        for term in method.objective.extra:  # a wrong name shows now, not after the data was read
+            import_named("loss term", term)
         return method
     if name not in METHODS:
         raise unknown("method", name, METHODS)

@@ -29,14 +29,21 @@ class Bar:
                 TextColumn("{task.description}"),
                 BarColumn(bar_width=24),
                 MofNCompleteColumn(),
-                TextColumn(unit),
+                TextColumn("{task.fields[unit]}"),
                 TimeElapsedColumn(),
                 TextColumn("ETA"),
                 TimeRemainingColumn(),
                 TextColumn("[dim]{task.fields[note]}"),
                 console=self._console,
             )
-            self._task = self._bar.add_task(title, total=None, note="")
+            self._task = self._bar.add_task(title, total=None, note="", unit=unit)
+
+    def rename(self, title: str, unit: str) -> None:
+        """Another part of the job begins: count from 0 again."""
+        self.title, self.unit = title, unit
+        self._started = self._line = time.monotonic()
+        if self._bar is not None:
+            self._bar.reset(self._task, description=title, total=None, note="", unit=unit)
 
     def update(self, done: int, total: int, note: str = "") -> None:
         if self._bar is not None:

@@ -3,6 +3,7 @@
     config.json         RunInfo: settings, task, method, data, versions, device
     model.safetensors   weights
     normalizer.json     action standardisation
+    bank.safetensors    latents of training frames, for novelty; a run may go without
     metrics.csv, tensorboard/, evaluation/*.json
 
 A folder is built under a name that ends in ``.partial`` and renamed when it is whole: under its own name it
@@ -29,6 +30,7 @@ from atlas_wm.normalize import Normalizer
 
 FORMAT = 2
 CONFIG, WEIGHTS, NORMALIZER, METRICS = "config.json", "model.safetensors", "normalizer.json", "metrics.csv"
+BANK = "bank.safetensors"
 
 
 @dataclass(frozen=True)
@@ -57,12 +59,21 @@ class RunInfo:
     atlas_wm: str = field(default=__version__)
 
 
-def write_json(path: Path, data: Any) -> None:
-    """All of it or nothing: written beside the target, then renamed over it."""
+@contextmanager
+def write_atomically(path: Path) -> Iterator[Path]:
+    """All of it or nothing: a place beside the target to write to, renamed over it when the block ends well."""
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(path.name + ".tmp")
-    temporary.write_text(json.dumps(data, indent=2, allow_nan=False) + "\n")
-    os.replace(temporary, path)
+    try:
+        yield temporary
+        os.replace(temporary, path)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def write_json(path: Path, data: Any, indent: int | None = 2) -> None:
+    with write_atomically(path) as temporary:
+        temporary.write_text(json.dumps(data, indent=indent, allow_nan=False) + "\n")
 
 
 def read_json(path: Path) -> Any:
@@ -124,3 +135,13 @@ def read_weights(folder: str | Path) -> dict[str, Tensor]:
         raise UserError(f"{path} is missing: the run folder is not complete") from None
     except (SafetensorError, OSError) as error:
         raise UserError(f"{path} is damaged: {error}") from error
+
+
+def read_bank(folder: str | Path) -> dict[str, Tensor] | None:
+    path = Path(folder) / BANK
+    try:
+        return load_file(path) if path.exists() else None
+    except (SafetensorError, OSError) as error:
+        raise UserError(
+            f"{path} is damaged ({error}): delete it, and make it again with `atlas bank {folder}`"
+        ) from error

@@ -11,7 +11,8 @@ from atlas_wm.data.dataset import EpisodeData
 from atlas_wm.errors import UserError
 from atlas_wm.evaluate.evaluate import Job, Setup, Worker, evaluate
 from atlas_wm.evaluate.protocol import Protocol, draw_starts
-from atlas_wm.evaluate.rollout import Episode, run_episodes
+from atlas_wm.evaluate.rollout import run_episodes
+from atlas_wm.evaluate.stage import Stage
 from atlas_wm.run_folder import read_run
 
 
@@ -36,7 +37,7 @@ def test_held_out_starts_come_from_held_out_episodes(data, run_folder):
 
 
 def test_an_offset_longer_than_every_episode_names_the_remedy(data):
-    with pytest.raises(UserError, match="lower --episodes or --offset"):
+    with pytest.raises(UserError, match="lower --offset"):
         draw_starts(data, Protocol(500), 0)
 
 
@@ -58,7 +59,7 @@ def test_success_is_the_environments_and_the_budget_holds(worker, data, task):
     """A policy that walks straight to the goal succeeds where nothing is in the way; one that waits does not."""
 
     def straight(episodes):
-        ways = [data.states[e.goal_row] - task.state(e.env) for e in episodes]
+        ways = [data.states[e.row + 25] - task.state(stage.envs[0]) for e in episodes]
         return [np.repeat(way[None] / np.abs(way).max(), 25, axis=0) for way in ways]
 
     def wait(episodes):
@@ -70,10 +71,10 @@ def test_success_is_the_environments_and_the_budget_holds(worker, data, task):
         if len({bool(x) for x in data.states[[r, r + 25], 0] < 112}) == 1
         and not task.solved(*data.states[[r, r + 25]])
     ][:5]
-    env = task.make_env()
+    stage = Stage(task, data.image_size)
     for row in rows:
-        (walked,) = run_episodes(task, data, straight, [Episode(row, row + 25, env)], budget=60)
-        (waited,) = run_episodes(task, data, wait, [Episode(row, row + 25, env)], budget=30)
+        ((walked,), _) = run_episodes([stage], data, straight, [row], 25, budget=60, look=False)
+        ((waited,), _) = run_episodes([stage], data, wait, [row], 25, budget=30, look=False)
         assert walked.success and walked.steps < 60 and walked.final_distance < 16
         assert not waited.success and waited.steps == 30 and waited.plans == 2
 

@@ -16,10 +16,12 @@ from atlas_wm.config import PlanConfig
 from atlas_wm.data.collect import collect
 from atlas_wm.data.dataset import EpisodeData
 from atlas_wm.evaluate.protocol import Protocol, draw_starts
-from atlas_wm.evaluate.rollout import Episode, planning_policy, run_episodes
+from atlas_wm.evaluate.rollout import planning_policy, run_episodes
+from atlas_wm.evaluate.stage import Stage
 from atlas_wm.frames import reduce_frames
 from atlas_wm.models.world_model import WorldModel
 from atlas_wm.normalize import Normalizer
+from atlas_wm.plan.harness import GoalCost, Standardisation
 from atlas_wm.plan.planner import Planner
 from atlas_wm.streams import stream
 from atlas_wm.tasks import Task
@@ -91,19 +93,6 @@ class Recorder(gym.Wrapper):
         return result
 
 
-class Cost:
-    """A world model as the library's solver wants it."""
-
-    def __init__(self, model: Any):
-        self.model = model
-
-    def get_cost(self, info: dict, candidates: torch.Tensor) -> torch.Tensor:
-        """The frames come once for each candidate, (B, S, 1, 3, H, W)."""
-        z, z_goal = (self.model.encode(info[key][:, 0, -1]) for key in ("pixels", "goal"))
-        end = self.model.rollout(z, candidates)[:, :, -1]
-        return ((end - z_goal[:, None]) ** 2).sum(dim=-1)
-
-
 class OurNoise(Callback):
     """Before each episode of a solve, hands the library's solver the generator that we would use."""
 
@@ -128,19 +117,6 @@ class OurNoise(Callback):
         pass
 
 
-class Standardisation:
-    """Our normaliser, as scikit-learn would have it."""
-
-    def __init__(self, normalizer: Normalizer):
-        self.normalizer = normalizer
-
-    def transform(self, x: np.ndarray) -> np.ndarray:
-        return self.normalizer.apply(torch.from_numpy(x)).numpy()
-
-    def inverse_transform(self, x: np.ndarray) -> np.ndarray:
-        return self.normalizer.invert(torch.from_numpy(x)).numpy()
-
-
 def library_evaluation(
     model: WorldModel, task: Task, path: Path, data: EpisodeData, rows: np.ndarray, offset: int
 ) -> tuple[np.ndarray, list[Recorder], Counter[int]]:
@@ -151,7 +127,7 @@ def library_evaluation(
         return reduce_frames(torch.as_tensor(image).as_subclass(torch.Tensor)[None], size)[0]
 
     solver = CEMSolver(
-        Cost(model), batch_size=1, num_samples=PLAN.candidates, n_steps=PLAN.iterations, topk=PLAN.elites
+        GoalCost(model), batch_size=1, num_samples=PLAN.candidates, n_steps=PLAN.iterations, topk=PLAN.elites
     )
     noise = OurNoise(solver, offset)
     solver.callbacks = [noise]
@@ -217,8 +193,9 @@ def test_actions_and_successes_are_the_librarys(case, demo_model, tmp_path):
     theirs, their_envs, their_plans = library_evaluation(model, task, path, data, rows, case.offset)
 
     planner, envs = Planner(model, PLAN), [Recorder(task.make_env(), task) for _ in rows]
-    under_way = [Episode(row, row + case.offset, env) for row, env in zip(rows.tolist(), envs, strict=True)]
-    ours = run_episodes(task, data, planning_policy(planner, data, SEED), under_way, BUDGET)
+    stage = Stage(task, data.image_size)
+    stage.envs = envs
+    ours, _ = run_episodes([stage], data, planning_policy(planner, SEED), rows.tolist(), case.offset, BUDGET)
 
     assert [r.success for r in ours] == theirs.tolist()
     for result, mine, library in zip(ours, envs, their_envs, strict=True):

@@ -1,6 +1,7 @@
 """Clips: short windows of an episode, the unit of training."""
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
@@ -9,12 +10,13 @@ from torch import Tensor
 
 from atlas_wm.config import ModelConfig, TrainConfig
 from atlas_wm.data.dataset import EpisodeData
+from atlas_wm.data.tokens import TokenFile
 from atlas_wm.errors import UserError
 from atlas_wm.normalize import Normalizer
 
 
 class Batch(NamedTuple):
-    frames: Tensor  # (B, T, 3, S, S) uint8
+    frames: Tensor  # (B, T, 3, S, S) uint8, or of a frozen encoder the tokens (B, T, K, w) float16
     actions: Tensor  # (B, T-1, frameskip·A) standardised: the block from each frame to the next
 
 
@@ -32,11 +34,14 @@ class ClipIndex:
         return ClipIndex(self.episode[which], self.start[which])
 
 
-def clip_index(lengths: np.ndarray, rows: int) -> ClipIndex:
-    """Every window of ``rows`` rows that lies within an episode."""
+def clip_index(lengths: np.ndarray, rows: int, path: str | Path = "the dataset") -> ClipIndex:
+    """Every window of ``rows`` rows that lies within an episode; ``path`` is for the error."""
     counts = np.maximum(lengths - rows + 1, 0)
     if counts.sum() == 0:
-        raise UserError(f"no episode has the {rows} rows of a clip (the longest has {lengths.max(initial=0)})")
+        raise UserError(
+            f"{path}: no episode has the {rows} rows of a clip (the longest of {len(lengths)} has "
+            f"{lengths.max(initial=0)}): collect longer ones, or lower --model.frameskip"
+        )
     episode = np.repeat(np.arange(len(lengths)), counts)
     first = np.repeat(np.cumsum(counts) - counts, counts)
     return ClipIndex(episode, np.arange(counts.sum()) - first)
@@ -76,8 +81,15 @@ def fit_normalizer(data: EpisodeData, clips: ClipIndex, config: ModelConfig) -> 
 class ClipDataset(torch.utils.data.Dataset[Batch]):
     """Batches of clips by their numbers; the loader hands over a whole list at once."""
 
-    def __init__(self, data: EpisodeData, clips: ClipIndex, normalizer: Normalizer, config: ModelConfig):
-        self.data, self.clips, self.normalizer, self.config = data, clips, normalizer, config
+    def __init__(
+        self,
+        data: EpisodeData,
+        clips: ClipIndex,
+        normalizer: Normalizer,
+        config: ModelConfig,
+        tokens: TokenFile | None = None,
+    ):
+        self.data, self.clips, self.normalizer, self.config, self.tokens = data, clips, normalizer, config, tokens
 
     def __len__(self) -> int:
         return len(self.clips)
@@ -86,5 +98,7 @@ class ClipDataset(torch.utils.data.Dataset[Batch]):
         clips = self.clips.take(np.asarray(which))
         rows = (self.data.offsets[clips.episode] + clips.start)[:, None] + np.arange(self.config.clip_rows - 1)
         actions = self.normalizer.apply(torch.from_numpy(self.data.actions[rows]))  # (B, 15, A)
-        blocks = actions.unflatten(1, (self.config.history, self.config.frameskip)).flatten(2)
+        blocks = actions.unflatten(1, (self.config.clip_frames - 1, self.config.frameskip)).flatten(2)
+        if self.tokens is not None:
+            return Batch(self.tokens.read(np.c_[rows[:, :: self.config.frameskip], rows[:, -1] + 1]), blocks)
         return Batch(self.data.frames(clips.episode, clips.start, self.config.clip_frames), blocks)

@@ -2,15 +2,23 @@
 
 import hashlib
 import os
+import textwrap
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import torch
 from torch import Tensor
 
-from atlas_wm.data.pixels import HarnessPixels, HDF5Pixels, LancePixels, PixelReader
+from atlas_wm.data.pixels import HarnessPixels, HDF5Pixels, LancePixels, PixelReader, VideoPixels
 from atlas_wm.errors import UserError
 from atlas_wm.frames import reduce_frames
 from atlas_wm.tasks.base import Task, import_harness
+
+ENDINGS = ("", ".lance", ".h5", ".hdf5")  # a dataset may be named without its own
+NO_CLIPS = 2**40  # steps of the harness' own clips: it would list every one of them, and we list ours
 
 
 class EpisodeData:
@@ -22,48 +30,92 @@ class EpisodeData:
     def __init__(self, path: str | Path, task: Task, image_size: int, frameskip: int):
         self.path = find_dataset(path, task)
         self.task, self.image_size, self.frameskip = task, image_size, frameskip
-        try:
+        with _readable(f"{self.path} cannot be read as a stable-worldmodel dataset"):
             self._table = _open(self.path, frameskip)
-            self.actions = self.columns((("action",),)).astype(np.float32)  # (R, A)
-            self.states = self.columns(task.state_columns)  # (R, s)
             self.lengths = np.asarray(self._table.lengths, np.int64)  # (E,)
-            self.offsets = np.asarray(self._table.offsets, np.int64)  # (E,)
-            self._pixels = self._pixel_reader()
-        except (OSError, KeyError, ValueError) as error:
-            raise UserError(f"{self.path} cannot be read as a stable-worldmodel dataset: {error}") from error
-        if self.actions.shape[1] != task.action_size:
-            raise UserError(
-                f"{self.path}: column 'action' has shape {self.actions.shape}, "
-                f"{task.name} needs (rows, {task.action_size})"
-            )
+            self._stored_offsets = np.asarray(
+                self._table.offsets, np.int64
+            )  # (E,) in the file, which may have gaps
+        self.offsets = np.cumsum(self.lengths) - self.lengths  # (E,)
+        self._pixels = self._pixel_reader()
+        (actions,) = self._find((("action",),))
+        self.actions = self._column(actions).astype(np.float32)  # (R, A)
+        self._check_actions()
+        self.states = self.columns(task.state_columns)  # (R, s)
 
     @property
     def has_pixels(self) -> bool:
         return self._pixels is not None
 
     def columns(self, alternatives: tuple[tuple[str, ...], ...]) -> np.ndarray:
-        """The first alternative whose columns are all there, side by side: (R, n)."""
+        """The first alternative whose columns are all there, side by side, all finite: (R, n)."""
+        parts = []
+        for name in self._find(alternatives):
+            parts.append(self._column(name))
+            self._check_finite(name, parts[-1], "write the dataset again without these episodes")
+        return np.concatenate(parts, axis=1)
+
+    def _find(self, alternatives: tuple[tuple[str, ...], ...]) -> tuple[str, ...]:
         present = sorted(self._table.column_names)
         found = next((names for names in alternatives if set(names) <= set(present)), None)
         if found is None:
             wanted = " or ".join(repr(" + ".join(names)) for names in alternatives)
-            raise UserError(f"{self.path} has no column {wanted} (it has: {', '.join(present)})")
-        parts = [np.asarray(self._table.get_col_data(name)) for name in found]
-        return np.concatenate([part.reshape(len(part), -1) for part in parts], axis=1)
+            raise UserError(
+                f"{self.path} has no column {wanted} (it has: {', '.join(present)}): "
+                f"rename a column, or write a task that names yours (docs/own-data.md)"
+            )
+        return found
+
+    def _column(self, name: str) -> np.ndarray:
+        """One column, a vector of numbers for each row: (R, n)."""
+        with _readable(f"{self.path}: column {name!r} cannot be read"):
+            stored = np.asarray(self._table.get_col_data(name))
+        if stored.dtype.kind not in "fiub":
+            raise UserError(f"{self.path}: column {name!r} must hold numbers, not {stored.dtype}")
+        rows = np.arange(self.lengths.sum()) + np.repeat(self._stored_offsets - self.offsets, self.lengths)
+        if len(rows) and len(stored) <= rows.max():
+            raise UserError(
+                f"{self.path}: column {name!r} has {len(stored)} rows, its episodes reach to row {rows.max()}: "
+                f"the file is not whole, fetch or collect it again"
+            )
+        return stored[rows].reshape(len(rows), int(np.prod(stored.shape[1:])))
+
+    def _check_actions(self) -> None:
+        if self.actions.shape[1] != self.task.action_size:
+            raise UserError(
+                f"{self.path}: column 'action' has shape {self.actions.shape}, {self.task.name} needs "
+                f"(rows, {self.task.action_size}): pass the --data of this task, or the task of this data"
+            )
+        taken = self.actions.copy()
+        taken[(self.offsets + self.lengths - 1)[self.lengths > 0]] = 0  # no action is taken in the last row
+        self._check_finite("action", taken, "only the last row of an episode may go without one")
+
+    def _check_finite(self, name: str, values: np.ndarray, remedy: str) -> None:
+        bad = np.unique(np.argwhere(~np.isfinite(values))[:, 0])
+        if len(bad):
+            episode = int(np.searchsorted(self.offsets, bad[0], side="right") - 1)
+            raise UserError(
+                f"{self.path}: column {name!r} is NaN or infinite in {len(bad)} of {len(values)} rows, first in "
+                f"row {bad[0]} (episode {episode}, step {bad[0] - self.offsets[episode]}): {remedy}"
+            )
 
     def frames(self, episodes: np.ndarray, starts: np.ndarray, count: int) -> Tensor:
         """``count`` frames, ``frameskip`` rows apart, from each (episode, start): (B, count, 3, S, S) uint8."""
         if self._pixels is None:
             rows = (self.offsets[episodes] + starts)[:, None] + self.frameskip * np.arange(count)
-            drawn = self.task.draw(self.states[rows.reshape(-1)], self.image_size)
+            try:
+                drawn = self.task.draw(self.states[rows.reshape(-1)], self.image_size)
+            except UserError as error:
+                raise UserError(f"{self.path}: {error}") from error
             return drawn.unflatten(0, (len(episodes), count))
-        try:
+        with _readable(f"{self.path}: column 'pixels' cannot be read, the file seems damaged"):
             pixels = self._pixels.read(episodes, starts, count, self.frameskip)
-        except (OSError, RuntimeError) as error:
+        if pixels.dtype != torch.uint8 or pixels.ndim != 4 or pixels.shape[1] != 3:
+            kind = str(pixels.dtype).removeprefix("torch.")
             raise UserError(
-                f"{self.path}: column 'pixels' cannot be read, the file seems damaged ({error}): "
-                f"fetch or collect it again"
-            ) from error
+                f"{self.path}: column 'pixels' holds {kind} of shape {tuple(pixels.movedim(1, -1).shape[1:])}, "
+                f"not uint8 (height, width, 3): convert it"
+            )
         return reduce_frames(pixels, self.image_size).unflatten(0, (len(episodes), count))
 
     def _pixel_reader(self) -> PixelReader | None:
@@ -72,9 +124,11 @@ class EpisodeData:
         from stable_worldmodel.data import HDF5Dataset, LanceDataset
 
         if isinstance(self._table, HDF5Dataset):
-            return HDF5Pixels(Path(self._table.h5_path), self.offsets)
+            return HDF5Pixels(Path(self._table.h5_path), self._stored_offsets)
         if isinstance(self._table, LanceDataset):
-            return LancePixels(Path(self._table.uri) / f"{self._table.table_name}.lance", self.offsets)
+            return LancePixels(Path(self._table.uri) / f"{self._table.table_name}.lance", self._stored_offsets)
+        if any((self.path / "pixels").glob("*.mp4")):
+            return VideoPixels(self.path / "pixels")
         return HarnessPixels(_open(self.path, self.frameskip, ["pixels"]))
 
     def frame(self, row: int) -> Tensor:
@@ -91,12 +145,14 @@ class EpisodeData:
 
 
 def find_dataset(path: str | Path, task: Task) -> Path:
-    """The path as given, or below $STABLEWM_HOME."""
+    """The path as given, or below $STABLEWM_HOME; the ending may be left out."""
     home = os.environ.get("STABLEWM_HOME")
     places = [Path(path)] + ([Path(home, path), Path(home, "datasets", path)] if home else [])
     for place in places:
-        if place.exists():
-            return place.resolve()
+        for ending in ENDINGS:
+            whole = place.with_name(place.name + ending)
+            if whole.exists():
+                return whole.resolve()
     looked = ", ".join(str(p) for p in places)
     raise UserError(
         f"there is no dataset {path} (looked at: {looked}). "
@@ -104,8 +160,41 @@ def find_dataset(path: str | Path, task: Task) -> Path:
     )
 
 
-def _open(path: Path, frameskip: int, columns: list[str] | None = None):  # type: ignore[no-untyped-def]
-    import_harness()
-    from stable_worldmodel.data import load_dataset
+@contextmanager
+def _readable(otherwise: str) -> Iterator[None]:
+    """Whatever a damaged file makes its library raise becomes one line."""
+    try:
+        yield
+    except UserError:
+        raise
+    except Exception as error:
+        reason = textwrap.shorten(f"{type(error).__name__}: {error}", 200)
+        raise UserError(f"{otherwise} ({reason}): fetch or collect it again") from error
 
-    return load_dataset(str(path), frameskip=frameskip, keys_to_load=columns)
+
+def _open(path: Path, frameskip: int, columns: list[str] | None = None) -> Any:
+    import_harness()
+    from stable_worldmodel.data import detect_format, get_format
+
+    found = detect_format(path)
+    if found is None:
+        raise UserError(
+            f"{path} is no stable-worldmodel dataset: neither a .lance folder, nor an .h5 file, nor a folder with "
+            f"ep_len.npz and videos or pictures"
+        )
+    if found.name == "hdf5":
+        _check_hdf5(path)
+    if found.name == "video":
+        found = get_format("folder")  # the columns are the same; the frames are left to VideoPixels
+    return found.open_reader(path, frameskip=frameskip, num_steps=NO_CLIPS, keys_to_load=columns)
+
+
+def _check_hdf5(path: Path) -> None:
+    """A damaged file fails here. The harness opens for reading beside a writer, and HDF5 would then wait, without
+    end, for the writer to put right what is cut off."""
+    import h5py
+
+    for file in [path] if path.is_file() else [*path.glob("*.h5"), *path.glob("*.hdf5")]:
+        with h5py.File(file, "r") as opened:
+            for name in opened:
+                opened[name]

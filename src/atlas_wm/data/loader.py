@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
-from torch.utils.data import DataLoader, Sampler
+from torch.utils.data import DataLoader, Dataset, Sampler
 
 from atlas_wm.data.clips import Batch, ClipDataset
 from atlas_wm.errors import UserError
@@ -15,7 +15,10 @@ class EpochBatches(Sampler[list[int]]):
 
     def __init__(self, clips: int, batch: int, steps: int, seed: int):
         if clips < batch:
-            raise UserError(f"{clips} training clips do not fill one batch of {batch}: collect more episodes")
+            raise UserError(
+                f"{clips} training clips do not fill one batch of {batch}: "
+                f"collect more episodes, or lower --train.batch"
+            )
         self.clips, self.batch, self.steps, self.seed = clips, batch, steps, seed
 
     @property
@@ -33,14 +36,35 @@ class EpochBatches(Sampler[list[int]]):
             yield order[place * self.batch : (place + 1) * self.batch].tolist()
 
 
-def _as_is(batch: Any) -> Batch:
+def _as_is(batch: Any) -> Any:
     return batch
+
+
+class _ErrorsAsItems(Dataset[Any]):
+    """A loader process would wrap what it raises in its traceback, so an error the user can mend is handed over."""
+
+    def __init__(self, dataset: ClipDataset):
+        self.dataset = dataset
+
+    def __getitems__(self, which: list[int]) -> Batch | UserError:
+        try:
+            return self.dataset.__getitems__(which)
+        except UserError as error:
+            return error
+
+
+class _Loader(DataLoader[Any]):
+    def __iter__(self) -> Iterator[Batch]:  # type: ignore[override]
+        for batch in super().__iter__():
+            if isinstance(batch, UserError):
+                raise batch
+            yield batch
 
 
 def make_loader(dataset: ClipDataset, batches: EpochBatches, workers: int, pin: bool) -> "DataLoader[Any]":
     """A loader whose items are whole :class:`Batch` es."""
-    return DataLoader(
-        dataset,
+    return _Loader(
+        _ErrorsAsItems(dataset),
         batch_sampler=batches,
         num_workers=workers,
         collate_fn=_as_is,

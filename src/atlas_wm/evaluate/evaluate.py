@@ -2,12 +2,14 @@
 
 import os
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Generator
 from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import closing
 from dataclasses import asdict, dataclass
 from multiprocessing import get_context
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -15,14 +17,17 @@ import torch
 from atlas_wm.config import PlanConfig
 from atlas_wm.data.dataset import EpisodeData
 from atlas_wm.device import pick_device
+from atlas_wm.errors import UserError
+from atlas_wm.evaluate.processes import StageProcesses
 from atlas_wm.evaluate.protocol import Protocol, draw_starts, training_rows
-from atlas_wm.evaluate.rollout import Episode, EpisodeRecord, planning_policy, random_policy, run_episodes
+from atlas_wm.evaluate.rollout import EpisodeRecord, planning_policy, random_policy, run_episodes
 from atlas_wm.evaluate.split import ood_labels, path_scores, state_bank
+from atlas_wm.evaluate.stage import Stage
 from atlas_wm.evaluate.statistics import summarise
 from atlas_wm.models.world_model import WorldModel
 from atlas_wm.plan.planner import Planner
 from atlas_wm.run_folder import read_run, write_json
-from atlas_wm.tasks import Task, get_task
+from atlas_wm.tasks import get_task
 from atlas_wm.versions import versions
 
 NEIGHBOURS = 50  # of the k-NN novelty (Appendix idood)
@@ -58,31 +63,43 @@ class JobResult:
 
 
 class Worker:
-    """One process's model, data and environment."""
+    """One process's model and data, and the stages it plans for: a stage of its own, or others in processes."""
 
-    def __init__(self, setup: Setup):
+    def __init__(self, setup: Setup, stage_processes: int = 0):
         info, _ = read_run(setup.run)
-        self.task: Task = get_task(info.task)
-        self.data = EpisodeData(
-            setup.data, self.task, info.config.model.encoder.image_size, info.config.model.frameskip
+        task, size = get_task(info.task), info.config.model.encoder.image_size
+        # Two groups, so that one acts while the other is planned for. They are the same for any number of processes
+        # from 2: on a GPU the rounding of a plan depends on its company.
+        groups = [(stage_processes + 1) // 2, stage_processes // 2]
+        self.stages: list[Stage | StageProcesses] = (
+            [StageProcesses(info.task, size, count) for count in groups if count]
+            if stage_processes
+            else [Stage(task, size)]
         )
+        self.data = EpisodeData(setup.data, task, size, info.config.model.frameskip)
         self.planner = Planner(WorldModel.load(setup.run, setup.device), setup.plan)
-        self.envs: list[Any] = []
 
     def run(self, job: Job) -> JobResult:
         started = time.perf_counter()
-        while len(self.envs) < len(job.rows):
-            self.envs.append(self.task.make_env())
-        episodes = [
-            Episode(row, row + job.protocol.offset, env, [] if row in job.films else None)
-            for row, env in zip(job.rows, self.envs, strict=False)
-        ]
+        plans = job.policy == "model"
         policy = (
-            planning_policy(self.planner, self.data, job.seed) if job.policy == "model" else random_policy(job.seed)
+            planning_policy(self.planner, job.seed) if plans else random_policy(self.stages[0].open(), job.seed)
         )
-        records = run_episodes(self.task, self.data, policy, episodes, job.protocol.steps)
-        films = {e.row: np.stack(e.film) for e in episodes if e.film}
+        records, films = run_episodes(
+            self.stages,
+            self.data,
+            policy,
+            job.rows,
+            job.protocol.offset,
+            job.protocol.steps,
+            look=plans,
+            films=job.films,
+        )
         return JobResult(job, records, films, time.perf_counter() - started)
+
+    def close(self) -> None:
+        for stage in self.stages:
+            stage.close()
 
 
 _worker: Worker
@@ -98,15 +115,21 @@ def _run_job(job: Job) -> JobResult:
     return _worker.run(job)
 
 
-def run_jobs(setup: Setup, jobs: list[Job], workers: int) -> Iterable[JobResult]:
-    """Results as they come. Each worker plans and steps whole episodes on one thread."""
+def run_in_workers(setup: Setup, jobs: list[Job], workers: int) -> Generator[JobResult, None, None]:
+    """Each worker process plans and steps whole episodes on one thread. Results as they come."""
     with ProcessPoolExecutor(
-        max(1, min(workers, len(jobs))),
-        mp_context=get_context("spawn"),
-        initializer=_start_worker,
-        initargs=(setup,),
+        workers, mp_context=get_context("spawn"), initializer=_start_worker, initargs=(setup,)
     ) as pool:
-        yield from pool.map(_run_job, jobs)
+        try:
+            yield from pool.map(_run_job, jobs)
+        except BrokenProcessPool as error:
+            raise UserError("a worker process died: if no error is shown above, try fewer --workers") from error
+
+
+def run_beside_stages(setup: Setup, jobs: list[Job], workers: int) -> Generator[JobResult, None, None]:
+    """This process plans, worker processes hold the environments."""
+    with closing(Worker(setup, workers)) as worker:
+        yield from map(worker.run, jobs)
 
 
 def evaluate(
@@ -119,11 +142,14 @@ def evaluate(
     films: int = 4,
     workers: int | None = None,
     device: str = "auto",
+    stages: Literal["auto", "local", "remote"] = "auto",
     on_progress: Callable[[int, int, float], None] = lambda done, total, success: None,
 ) -> list[dict[str, Any]]:
     """Run every condition and write ``evaluation/<condition>.json`` (and films as .npz) into the run folder.
 
-    ``films`` episodes of the first seed are filmed. ``on_progress(done, total, success so far)``.
+    ``films`` episodes of the first seed are filmed. ``on_progress(done, total, success so far)``. ``stages``:
+    ``workers`` processes that plan and act (local: on a CPU), or that act beside this one, which plans (remote:
+    on a GPU).
     """
     run = Path(run)
     info, _ = read_run(run)
@@ -132,6 +158,11 @@ def evaluate(
     data = EpisodeData(
         setup.data, get_task(info.task), info.config.model.encoder.image_size, info.config.model.frameskip
     )
+    if data.task.action_size != info.action_size:
+        raise UserError(
+            f"{run} was trained with {info.action_size} action coordinates, {data.task.name} has "
+            f"{data.task.action_size} now: retrain, or evaluate with the task it was trained on"
+        )
     policies = ("model", "random") if random_floor else ("model",)
     jobs, size = [], min(EPISODES_PER_JOB[where.type], data.task.most_at_once)
     novelty: dict[Protocol, dict[int, dict[int, tuple[float, bool]]]] = {p: {} for p in protocols}
@@ -153,13 +184,17 @@ def evaluate(
 
     results: list[JobResult] = []
     total, successes, done = sum(len(j.rows) for j in jobs), [0, 0], 0
-    for result in run_jobs(setup, jobs, workers or (os.cpu_count() or 1 if where.type == "cpu" else 1)):
-        results.append(result)
-        done += len(result.records)
-        if result.job.policy == "model":
-            successes[0] += sum(r.success for r in result.records)
-            successes[1] += len(result.records)
-        on_progress(done, total, successes[0] / max(1, successes[1]))
+    remote = stages == "remote" or (stages == "auto" and where.type != "cpu")
+    most = min(data.task.most_stages, max(len(j.rows) for j in jobs)) if remote else len(jobs)
+    workers = max(1, min(workers or os.cpu_count() or 1, most))
+    with closing((run_beside_stages if remote else run_in_workers)(setup, jobs, workers)) as coming:
+        for result in coming:
+            results.append(result)
+            done += len(result.records)
+            if result.job.policy == "model":
+                successes[0] += sum(r.success for r in result.records)
+                successes[1] += len(result.records)
+            on_progress(done, total, successes[0] / max(1, successes[1]))
 
     reports = []
     for protocol in protocols:
@@ -172,6 +207,8 @@ def evaluate(
             "data": {"path": setup.data, "hash": data.content_hash()},
             "novelty_bank": {"states": len(bank.states), "neighbours": neighbours, "seed": 0},
             "device": setup.device,
+            "stages": "remote" if remote else "local",
+            "workers": workers,
             "versions": versions(),
         }
         for policy in policies:

@@ -69,6 +69,12 @@ def draw_starts(data: EpisodeData, protocol: Protocol, seed: int, run: RunInfo |
         valid &= np.repeat(held_out_episodes(len(data.lengths), run.config.train), data.lengths)
     rows = np.flatnonzero(valid)
     if len(rows) < protocol.episodes:
+        longest = int(data.lengths.max(initial=0))
+        if protocol.offset >= longest:
+            raise UserError(
+                f"{data.path}: the longest episode has {longest} rows, too few for --offset {protocol.offset}: "
+                f"lower --offset, or collect longer demonstrations"
+            )
         raise UserError(
             f"only {len(rows)} rows of {data.path} ({protocol.part}) have {protocol.offset} rows left in their "
             f"episode, {protocol.episodes} are wanted: lower --episodes or --offset, or collect more"

@@ -1,6 +1,6 @@
 """Closed-loop episodes in the real environment: plan, execute, plan again."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -8,25 +8,21 @@ import numpy as np
 import torch
 
 from atlas_wm.data.dataset import EpisodeData
-from atlas_wm.frames import frame_to_tensor
+from atlas_wm.evaluate.processes import StageProcesses
+from atlas_wm.evaluate.stage import Ending, Stage, Start
 from atlas_wm.plan.planner import Planner
 from atlas_wm.streams import stream
-from atlas_wm.tasks import Task
-
-FILM_EVERY = 5  # steps between two frames of a film
 
 
 @dataclass
 class Episode:
-    """One episode under way: from a dataset row towards the row ``offset`` later."""
+    """One episode as a policy sees it. The pictures, (3, S, S) uint8, are there if the policy looks."""
 
     row: int
-    goal_row: int
-    env: Any
-    film: list[np.ndarray] | None = None
-    steps: int = 0
+    frame: Any = None
+    goal: Any = None
     plans: int = 0
-    success: bool = False
+    ending: Ending | None = None
 
 
 @dataclass(frozen=True)
@@ -40,6 +36,7 @@ class EpisodeRecord:
     success: bool
     steps: int  # to success, or the whole budget
     final_distance: float
+    last_states: list[list[float]]  # after the last steps, the latest last
     plans: int
 
 
@@ -47,71 +44,92 @@ class EpisodeRecord:
 Policy = Callable[[Sequence[Episode]], list[np.ndarray]]
 
 
-def planning_policy(planner: Planner, data: EpisodeData, seed: int) -> Policy:
+def planning_policy(planner: Planner, seed: int) -> Policy:
     def act(episodes: Sequence[Episode]) -> list[np.ndarray]:
-        frames = torch.cat([planner.prepare(frame_to_tensor(e.env.render())) for e in episodes])
-        goals = torch.cat([data.frame(e.goal_row) for e in episodes])
+        frames = torch.from_numpy(np.stack([e.frame for e in episodes]))
+        goals = torch.stack([e.goal for e in episodes])
         streams = [stream(seed, e.row, e.plans) for e in episodes]
         return [plan.actions for plan in planner.plan_batch(frames, goals, streams)]
 
     return act
 
 
-def random_policy(seed: int, length: int = 25) -> Policy:
+def random_policy(space: Any, seed: int, length: int = 25) -> Policy:
     """Uniform actions over the action space: the floor."""
 
     def act(episodes: Sequence[Episode]) -> list[np.ndarray]:
-        spaces = [e.env.action_space for e in episodes]
         rngs = [np.random.default_rng([seed, e.row, e.plans, 1]) for e in episodes]
-        return [rng.uniform(s.low, s.high, (length, *s.shape)) for s, rng in zip(spaces, rngs, strict=True)]
+        return [rng.uniform(space.low, space.high, (length, *space.shape)) for rng in rngs]
 
     return act
 
 
 def run_episodes(
-    task: Task,
+    stages: Sequence[Stage | StageProcesses],
     data: EpisodeData,
     policy: Policy,
-    episodes: Sequence[Episode],
+    rows: Sequence[int],
+    offset: int,
     budget: int,
-) -> list[EpisodeRecord]:
-    """Run episodes side by side: those still under way plan together, then act.
+    *,
+    look: bool = True,
+    films: Collection[int] = (),
+) -> tuple[list[EpisodeRecord], dict[int, np.ndarray]]:
+    """Run an episode from each row towards the row ``offset`` later → records, and films by row.
 
-    Success is what the environment reports at any step within the budget. A film gets a frame every
-    ``FILM_EVERY`` steps, the first and the last included, and the goal at its end.
+    The episodes are dealt out to the stages. Those of one stage that are under way plan together, then act; while
+    one stage's episodes are planned for, the others' act. ``look``: whether the policy needs pictures. ``films``:
+    rows to film.
     """
-    for e in episodes:
-        task.reset(e.env, data.states[e.row], data.states[e.goal_row])
-        if e.film is not None:
-            e.film.append(e.env.render())
-    while under_way := [e for e in episodes if not e.success and e.steps < budget]:
-        for e, actions in zip(under_way, policy(under_way), strict=True):
-            e.plans += 1
-            for action in actions[: budget - e.steps]:
-                _, _, terminated, _, _ = e.env.step(np.asarray(action, np.float32))
-                e.success = task.reached(e.env, data.states[e.goal_row], bool(terminated))
-                e.steps += 1
-                if e.film is not None and (e.steps % FILM_EVERY == 0 or e.success):
-                    e.film.append(e.env.render())
-                if e.success:
-                    break
-    return [_record(task, data, e) for e in episodes]
+    episodes = [Episode(row) for row in rows]
+    parts = [(stage, episodes[i :: len(stages)]) for i, stage in enumerate(stages)]
+    for stage, mine in parts:
+        starts = [Start(data.states[e.row], data.states[e.row + offset], e.row in films) for e in mine]
+        stage.ask("reset", dict(enumerate(starts)), budget, look)
+    if look:
+        goals = data.frames(*_places(data, [row + offset for row in rows]), 1)  # while the stages reset
+        for episode, goal in zip(episodes, goals, strict=True):
+            episode.goal = goal[0]
+    while parts:
+        parts = [(stage, mine) for stage, mine in parts if _plan_and_act(stage, mine, policy)]
+    films_by_row = {e.row: e.ending.film for e in episodes if e.ending and e.ending.film is not None}
+    return [_record(data, e, offset) for e in episodes], films_by_row
 
 
-def _record(task: Task, data: EpisodeData, e: Episode) -> EpisodeRecord:
-    start, goal = data.states[e.row], data.states[e.goal_row]
-    final_distance = task.distance(task.state(e.env), goal)
-    if e.film is not None:
-        task.reset(e.env, goal, start)
-        e.film.append(e.env.render())
-    number = int(np.searchsorted(data.offsets, e.row, side="right") - 1)
+def _plan_and_act(stage: Stage | StageProcesses, episodes: list[Episode], policy: Policy) -> bool:
+    """Take in what is seen and have the episodes that are under way act on new plans; False if none is."""
+    under_way: dict[int, Episode] = {}
+    for number, seen in stage.answer().items():
+        if isinstance(seen, Ending):
+            episodes[number].ending = seen
+        else:
+            episodes[number].frame = seen
+            under_way[number] = episodes[number]
+    if under_way:
+        actions = policy(list(under_way.values()))
+        for episode in under_way.values():
+            episode.plans += 1
+        stage.ask("act", dict(zip(under_way, actions, strict=True)))
+    return bool(under_way)
+
+
+def _record(data: EpisodeData, e: Episode, offset: int) -> EpisodeRecord:
+    assert e.ending is not None
+    (episode,), (start,) = _places(data, [e.row])
     return EpisodeRecord(
         row=e.row,
-        episode=number,
-        start=int(e.row - data.offsets[number]),
-        solved_at_start=task.solved(start, goal),
-        success=bool(e.success),
-        steps=e.steps,
-        final_distance=final_distance,
+        episode=int(episode),
+        start=int(start),
+        solved_at_start=data.task.solved(data.states[e.row], data.states[e.row + offset]),
+        success=e.ending.success,
+        steps=e.ending.steps,
+        final_distance=e.ending.final_distance,
+        last_states=e.ending.last_states.tolist(),
         plans=e.plans,
     )
+
+
+def _places(data: EpisodeData, rows: Sequence[int]) -> tuple[np.ndarray, np.ndarray]:
+    """The dataset episode of each row, and which of its rows it is."""
+    episodes = np.searchsorted(data.offsets, rows, side="right") - 1
+    return episodes, np.asarray(rows) - data.offsets[episodes]

@@ -47,7 +47,7 @@ def path_scores(states: np.ndarray, rows: np.ndarray, offset: int, bank: StateBa
     if len(wanted) and not 0 <= wanted[0] <= wanted[-1] < len(states):
         raise UserError(f"the paths lead from row {wanted[0]} to row {wanted[-1]} of {len(states)} rows")
     queries = bank.standardise(_finite(states[wanted], wanted))
-    distances, _ = cKDTree(bank.states).query(queries, k=np.arange(1, k + 1), workers=1)
+    distances, _ = cKDTree(bank.states).query(queries, k=np.arange(1, k + 1), workers=-1)
     return distances.mean(axis=1)[place.reshape(paths.shape)].mean(axis=1)
 
 

@@ -1,7 +1,7 @@
 """The training objective as one weighted sum: L = L_pred + λ·L_WEM + μ·L_OOD, its ablations and baselines."""
 
 from collections.abc import Callable
-from importlib import import_module
+from traceback import extract_tb
 from typing import NamedTuple
 
 import torch
@@ -9,6 +9,7 @@ from torch import Tensor
 
 from atlas_wm.config import ObjectiveConfig
 from atlas_wm.errors import UserError
+from atlas_wm.imports import import_named
 from atlas_wm.losses.prediction import prediction
 from atlas_wm.losses.relational import relational
 from atlas_wm.losses.sigreg import sigreg
@@ -32,7 +33,6 @@ class Losses(NamedTuple):
 
 
 Term = Callable[[ClipLatents, ObjectiveConfig, torch.Generator | None], Tensor]
-OwnTerm = Callable[[ClipLatents], Tensor]
 
 
 def _inverse(clips: ClipLatents) -> Tensor:
@@ -55,22 +55,26 @@ TERMS: dict[str, Term] = {
 }
 
 
-def own_term(name: str) -> OwnTerm:
-    """The function that ``module:function`` names."""
-    module, _, function = name.partition(":")
+def own_term(name: str, clips: ClipLatents) -> Tensor:
+    """The value of the function that ``module:function`` names. What is wrong with it is the user's to mend."""
+    function = import_named("loss term", name)
     try:
-        return getattr(import_module(module), function)
-    except (ImportError, AttributeError, ValueError) as error:
-        raise UserError(
-            f"there is no loss term {name} ({error}): write it as module:function, importable from here"
-        ) from error
+        value = function(clips)
+    except Exception as error:
+        where = extract_tb(error.__traceback__)[:2][-1]  # the call here, then the line in the function
+        place = f"{where.filename}:{where.lineno}"
+        raise UserError(f"loss term {name} failed at {place}: {type(error).__name__}: {error}") from error
+    if not isinstance(value, Tensor) or value.ndim:
+        found = f"shape {tuple(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
+        raise UserError(f"loss term {name} must return a tensor with one number, not {found}")
+    return value
 
 
 def objective(clips: ClipLatents, config: ObjectiveConfig, generator: torch.Generator | None = None) -> Losses:
     """The weighted sum over the terms of the config; ``generator`` draws the directions."""
     weights = config.weights
     terms = {
-        name: TERMS[name](clips, config, generator) if name in TERMS else own_term(name)(clips) for name in weights
+        name: TERMS[name](clips, config, generator) if name in TERMS else own_term(name, clips) for name in weights
     }
     total = torch.stack([weights[name] * value for name, value in terms.items()]).sum()
     return Losses(total, terms)

@@ -1,20 +1,25 @@
 """The world model and its verbs: encode, predict, rollout, distance."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import NamedTuple
 
 import torch
+from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from atlas_wm.config import ModelConfig
 from atlas_wm.errors import UserError
+from atlas_wm.hub import CARD, fetch, model_card, publish
 from atlas_wm.losses.objective import ClipLatents
+from atlas_wm.models.bank import LatentBank
 from atlas_wm.models.encoders import Tokens, ViTEncoder
 from atlas_wm.models.layers import MLP
 from atlas_wm.models.predictors import PREDICTORS
 from atlas_wm.normalize import Normalizer
-from atlas_wm.run_folder import RunInfo, read_run, read_weights
+from atlas_wm.run_folder import BANK, WEIGHTS, RunInfo, read_run, read_weights, write_info
 
 
 class Features(NamedTuple):
@@ -42,6 +47,7 @@ class WorldModel(nn.Module):
         if self.normalizer.size != action_size:
             raise UserError(f"the normaliser has {self.normalizer.size} coordinates, actions {action_size}")
         self.run: RunInfo | None = None
+        self.bank: LatentBank | None = None  # of training frames, as these weights see them
         block = config.frameskip * action_size
         self.encoder = ViTEncoder(config.encoder)
         self.projector = (
@@ -102,6 +108,16 @@ class WorldModel(nn.Module):
         gap = (z - goal).square()
         return gap.sum(dim=-1) if self.projector is not None else gap.mean(dim=(-2, -1))
 
+    @torch.no_grad()
+    def remember(self, frames: Iterable[Tensor]) -> None:
+        """Keep a bank of training frames, batches of (n, 3, S, S) uint8: what plans measure novelty against.
+
+        The model is left in eval mode. Call it again after the weights change.
+        """
+        self.eval()
+        device = next(self.parameters()).device
+        self.bank = LatentBank.of(self.encode(some.to(device)) for some in frames)
+
     @classmethod
     def load(cls, folder: str | Path, device: torch.device | str = "cpu") -> "WorldModel":
         """The trained model of a run folder, in eval mode; ``model.run`` holds its settings."""
@@ -113,4 +129,41 @@ class WorldModel(nn.Module):
         except RuntimeError as error:
             raise UserError(f"{folder}: model.safetensors does not fit its config.json: {error}") from error
         model.run = info
+        model.bank = LatentBank.read(folder, info.config.model.latent_shape[-1])
         return model.eval().to(device)
+
+    @classmethod
+    def from_pretrained(
+        cls, path_or_hub_id: str | Path, device: torch.device | str = "cpu", revision: str | None = None
+    ) -> "WorldModel":
+        """:meth:`load` for a run folder, or for a repository of the Hugging Face hub as ``user/name``."""
+        if Path(path_or_hub_id).is_dir():
+            return cls.load(path_or_hub_id, device)
+        return cls.load(fetch(str(path_or_hub_id), revision), device)
+
+    def save_pretrained(self, folder: str | Path) -> None:
+        """What :meth:`load` needs: settings, weights, normaliser and, if there is one, the bank."""
+        if self.run is None:
+            raise UserError("only a model that was trained or loaded can be saved: set model.run to its RunInfo")
+        folder = Path(folder)
+        folder.mkdir(parents=True, exist_ok=True)
+        write_info(folder, self.run, self.normalizer)
+        save_file({name: t.detach().cpu().contiguous() for name, t in self.state_dict().items()}, folder / WEIGHTS)
+        if self.bank is None:
+            (folder / BANK).unlink(missing_ok=True)  # of another model that was saved here
+        else:
+            self.bank.write(folder)
+
+    def push_to_hub(self, repo_id: str, private: bool | None = None) -> str:
+        """Save to a repository of the Hugging Face hub, made where there is none; returns its address.
+
+        Of the path of the data, which tells about your machine, only the last part goes along.
+        """
+        with TemporaryDirectory() as folder:
+            self.save_pretrained(folder)
+            assert self.run is not None  # or it could not have been saved
+            data = replace(self.run.data, path=Path(self.run.data.path).name)
+            write_info(Path(folder), replace(self.run, data=data), self.normalizer)
+            parameters = sum(p.numel() for p in self.parameters())
+            Path(folder, CARD).write_text(model_card(repo_id, self.run, parameters))
+            return publish(Path(folder), repo_id, private)

@@ -14,11 +14,20 @@ from atlas_wm.plan.cem import cem
 from atlas_wm.streams import stream
 
 
+class Novelty(NamedTuple):
+    """How unknown latents are: 0 to 100, the share of training frames that are better known (LatentBank)."""
+
+    frame: float  # the current frame
+    goal: float
+    end: float  # the imagined end of the plan
+
+
 class Plan(NamedTuple):
     actions: np.ndarray  # (execute·frameskip, A) in the environment's units: what to do before planning again
     cost: float  # WorldModel.distance of the imagined end from the goal
     start_cost: float  # the same before the first action
     latents: np.ndarray  # (horizon, …) imagined latents after each block
+    novelty: Novelty | None  # None where the run has no bank
 
 
 class Planner:
@@ -79,4 +88,13 @@ class Planner:
         start_costs = model.distance(z, z_goal).tolist()
         standardised = solution.mean[:, : config.execute].unflatten(-1, (-1, model.action_size)).flatten(1, 2)
         actions = model.normalizer.invert(standardised).cpu().numpy()
-        return [Plan(actions[i], costs[i], start_costs[i], latents[i].cpu().numpy()) for i in range(len(streams))]
+        novelty = self._novelty(z, z_goal, latents[:, -1])
+        imagined = latents.cpu().numpy()
+        return [Plan(*parts) for parts in zip(actions, costs, start_costs, imagined, novelty, strict=True)]
+
+    def _novelty(self, *latents: Tensor) -> Sequence[Novelty | None]:
+        """Of frame, goal and end, (B, …) each, in one query."""
+        if self.model.bank is None:
+            return [None] * len(latents[0])
+        ranks = self.model.bank.percentiles(torch.cat(latents)).unflatten(0, (3, -1))
+        return [Novelty(*row) for row in ranks.T.tolist()]

@@ -11,7 +11,15 @@ from rich.table import Table
 
 Report = dict[str, Any]  # one evaluation/*.json
 HALVES = {"id": "ID half", "ood": "OOD half"}  # by novelty of the demonstration
-NAMES = {"atlas": "ATLAS", "lewm": "LeWM", "lewm+ood": "LeWM + OOD-recovery", "wemreg": "WEMReg alone"}
+NAMES = {
+    "atlas": "ATLAS",
+    "lewm": "LeWM",
+    "lewm+ood": "LeWM + OOD-recovery",
+    "wemreg": "WEMReg alone",
+    "pldm": "PLDM",
+    "dino-wm": "DINO-WM",
+    "fast-wm": "FAST-WM",
+}
 
 
 def condition(report: Report) -> str:

@@ -1,10 +1,7 @@
 """The tasks by name; your own by ``module:Class``."""
 
-import sys
-from importlib import import_module
-from pathlib import Path
-
 from atlas_wm.errors import UserError, unknown
+from atlas_wm.imports import import_named
 from atlas_wm.tasks.base import Task
 
 TASKS = {
@@ -21,13 +18,11 @@ def get_task(name: str) -> Task:
     """
     if ":" not in name and name not in TASKS:
         raise unknown("task", name, TASKS)
-    module, _, attribute = TASKS.get(name, name).partition(":")
-    if name not in TASKS and str(Path.cwd()) not in sys.path:
-        sys.path.insert(0, str(Path.cwd()))
+    named = import_named("task", TASKS.get(name, name))
     try:
-        task = getattr(import_module(module), attribute)()
-    except (ImportError, AttributeError, TypeError) as error:
-        raise UserError(f"task {name!r} cannot be imported ({error}): write it as module:Class") from error
+        task = named()
+    except TypeError as error:
+        raise UserError(f"task {name!r} cannot be made ({error}): write it as module:Class") from error
     if not isinstance(task, Task):
         raise UserError(f"{name} is not a Task: derive it from atlas_wm.tasks.Task")
     return task

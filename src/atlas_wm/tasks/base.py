@@ -36,7 +36,9 @@ class Task(ABC):
     episodes_per_job: int = 25
     """Demonstrations a worker process records before it hands them over."""
     most_at_once: int = 100
-    """Environments one process may hold side by side."""
+    """Environments one planner may have side by side."""
+    most_stages: int = 32
+    """Processes that may hold them beside a planning GPU."""
 
     @property
     def spec(self) -> str:

@@ -4,24 +4,25 @@ import os
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import numpy as np
 import torch
 from lightning.fabric import Fabric
-from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.optim.lr_scheduler import LambdaLR
 
 from atlas_wm.config import RunConfig, TrainConfig
-from atlas_wm.data.clips import Batch, ClipDataset, clip_index, fit_normalizer, split_clips
-from atlas_wm.data.dataset import EpisodeData
+from atlas_wm.data.clips import Batch, ClipDataset
 from atlas_wm.data.loader import EpochBatches, make_loader
+from atlas_wm.data.tokens import TokenFile, worth_keeping, write_tokens
+from atlas_wm.data.training_set import TrainingSet, open_training_set
 from atlas_wm.device import pick_device
 from atlas_wm.errors import UserError
 from atlas_wm.losses.objective import Losses, objective
+from atlas_wm.models.pretrained import load_dinov2
 from atlas_wm.models.world_model import WorldModel
-from atlas_wm.run_folder import WEIGHTS, DataInfo, RunInfo, new_run_folder, write_info
+from atlas_wm.run_folder import RunInfo, new_run_folder, write_info
 from atlas_wm.streams import stream
 from atlas_wm.tasks import Task, task_id
 from atlas_wm.train.metrics import MetricsLog
@@ -53,16 +54,17 @@ def train(
     device: str = "auto",
     overwrite: bool = False,
     on_progress: Callable[[Progress], None] = lambda progress: None,
+    on_encoded: Callable[[int, int], None] = lambda done, total: None,
 ) -> Path:
-    """Train on the dataset and leave a complete run folder at ``out``."""
+    """Train on the dataset and leave a complete run folder at ``out``.
+
+    ``on_encoded(done, total)`` follows the frames that a frozen encoder reads beforehand.
+    """
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
         raise UserError("training runs in one process so far: start `atlas train` without torchrun")
     out = Path(out)
     with new_run_folder(out, overwrite) as folder:
-        data = EpisodeData(data_path, task, config.model.encoder.image_size, config.model.frameskip)
-        clips = clip_index(data.lengths, config.model.clip_rows, data.path)
-        training, validation = split_clips(clips, len(data.lengths), config.train)
-        normalizer = fit_normalizer(data, training, config.model)
+        ready = open_training_set(data_path, task, config)
         where = pick_device(device)
         info = RunInfo(
             task=task_id(task),
@@ -70,32 +72,55 @@ def train(
             recipe=recipe,
             action_size=task.action_size,
             config=config,
-            data=DataInfo(
-                path=str(data_path),
-                hash=data.content_hash(),
-                episodes=len(data.lengths),
-                rows=len(data.actions),
-                training_clips=len(training),
-                validation_clips=len(validation),
-            ),
+            data=ready.info,
             device=torch.cuda.get_device_name(where) if where.type == "cuda" else where.type,
             versions=versions(),
         )
-        write_info(folder, info, normalizer)
+        write_info(folder, info, ready.normalizer)
         torch.manual_seed(config.train.seed)
-        model = WorldModel(config.model, task.action_size, normalizer)
+        model = WorldModel(config.model, task.action_size, ready.normalizer)
+        model.run = info
+        tokens = None
+        if config.model.encoder.kind == "dinov2":
+            load_dinov2(model.encoder, config.model.encoder.weights)
+            tokens = keep_tokens(model, ready, where, folder / "tokens.f16", on_encoded)
+        training, validation = (
+            ClipDataset(ready.data, clips, ready.normalizer, config.model, tokens)
+            for clips in (ready.training, ready.validation)
+        )
         with MetricsLog(folder, metric_names(config)) as log:
-            fit(
-                model,
-                ClipDataset(data, training, normalizer, config.model),
-                ClipDataset(data, validation, normalizer, config.model),
-                config,
-                where,
-                log.write,
-                on_progress,
-            )
-        save_file({name: t.detach().cpu().contiguous() for name, t in model.state_dict().items()}, folder / WEIGHTS)
+            fit(model, training, validation, config, where, log.write, on_progress)
+        if tokens is not None:
+            tokens.path.unlink()
+        model.remember(ready.some_frames())
+        model.save_pretrained(folder)
     return out
+
+
+def keep_tokens(
+    model: WorldModel,
+    ready: TrainingSet,
+    device: torch.device,
+    path: Path,
+    on_encoded: Callable[[int, int], None],
+) -> TokenFile | None:
+    """The tokens of every frame in a file, where that is cheaper than to encode frames at every step."""
+    assert model.run is not None
+    settings = model.run.config.train
+    shape = (ready.info.rows, *model.config.latent_shape)
+    frames = steps_of(settings, len(ready.training)) * settings.batch * model.config.clip_frames
+    if settings.keep_tokens == "never" or (
+        settings.keep_tokens == "auto" and not worth_keeping(shape, frames, path.parent)
+    ):
+        return None
+    model.to(device)
+
+    @torch.inference_mode()
+    def encode(frames: Tensor) -> Tensor:
+        with torch.autocast(device.type, torch.bfloat16, enabled=precision_of(settings, device) == "bf16-mixed"):
+            return model.encode(frames.to(device)).float()
+
+    return write_tokens(ready.data, encode, shape, path, on_encoded)
 
 
 def metric_names(config: RunConfig) -> list[str]:
@@ -114,17 +139,16 @@ def fit(
 ) -> None:
     """The loop itself. The model is trained in place and left in eval mode."""
     settings = config.train
-    precision = settings.precision
-    if precision == "auto":
-        precision = "bf16-mixed" if device.type == "cuda" else "32-true"
     fabric = Fabric(
         accelerator=device.type,
         devices=[device.index or 0] if device.type == "cuda" else 1,
-        precision=precision,
+        precision=precision_of(settings, device),
     )
     batches = EpochBatches(len(training), settings.batch, steps_of(settings, len(training)), settings.seed)
     loader = make_loader(training, batches, settings.workers, pin=device.type == "cuda")
-    optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=settings.lr, weight_decay=settings.weight_decay)
+    optimizer = torch.optim.AdamW(
+        [p for p in model.parameters() if p.requires_grad], lr=settings.lr, weight_decay=settings.weight_decay
+    )
     wrapped, optimizer = fabric.setup(model, optimizer)
     schedule = LambdaLR(optimizer, warmup_cosine(len(batches), settings.warmup))
 
@@ -176,6 +200,12 @@ def train_step(
     optimizer.step()
     optimizer.zero_grad()
     return Losses(losses.total.detach(), {name: t.detach() for name, t in losses.terms.items()}), norm
+
+
+def precision_of(settings: TrainConfig, device: torch.device) -> Literal["32-true", "bf16-mixed"]:
+    if settings.precision == "auto":
+        return "bf16-mixed" if device.type == "cuda" else "32-true"
+    return settings.precision
 
 
 def steps_of(settings: TrainConfig, clips: int) -> int:

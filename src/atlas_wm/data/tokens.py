@@ -1,0 +1,60 @@
+"""Patch tokens of a frozen encoder, computed once for each row and kept in a file while a run is trained."""
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from atlas_wm.data.dataset import EpisodeData
+
+ROWS_AT_ONCE = 64
+
+
+class TokenFile:
+    """Rows of float16 tokens on disk: (R, K, w). The system keeps in memory what fits."""
+
+    def __init__(self, path: Path, shape: tuple[int, ...]):
+        self.path, self.shape = path, shape
+        self._map: np.ndarray | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_map": None}  # opened in the process that reads
+
+    def read(self, rows: np.ndarray) -> Tensor:
+        """Row numbers of any shape → (…, K, w) float16"""
+        if self._map is None:
+            self._map = np.memmap(self.path, np.float16, "r", shape=self.shape)
+        return torch.from_numpy(self._map[rows])
+
+
+def token_bytes(shape: tuple[int, ...]) -> int:
+    return int(np.prod(shape, dtype=np.int64)) * np.dtype(np.float16).itemsize
+
+
+def worth_keeping(shape: tuple[int, ...], frames_in_training: int, folder: Path) -> bool:
+    """Whether a token file saves work, and fits the disk with some room to spare."""
+    return frames_in_training > shape[0] and 1.1 * token_bytes(shape) < shutil.disk_usage(folder).free
+
+
+def write_tokens(
+    data: EpisodeData,
+    encode: Callable[[Tensor], Tensor],
+    shape: tuple[int, ...],
+    path: Path,
+    on_progress: Callable[[int, int], None] = lambda done, total: None,
+) -> TokenFile:
+    """encode: (n, 3, S, S) uint8 frames → (n, K, w) tokens."""
+    rows = shape[0]
+    tokens = np.memmap(path, np.float16, "w+", shape=shape)
+    episode = np.repeat(np.arange(len(data.lengths)), data.lengths)
+    for first in range(0, rows, ROWS_AT_ONCE):
+        part = np.arange(first, min(first + ROWS_AT_ONCE, rows))
+        frames = data.frames(episode[part], part - data.offsets[episode[part]], 1)[:, 0]
+        tokens[part] = encode(frames).cpu().numpy()
+        on_progress(int(part[-1]) + 1, rows)
+    tokens.flush()
+    return TokenFile(path, shape)

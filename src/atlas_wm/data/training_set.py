@@ -1,0 +1,55 @@
+"""A dataset made ready for training: its clips, what is held out, and how its actions are standardised."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from torch import Tensor
+
+from atlas_wm.config import RunConfig
+from atlas_wm.data.clips import ClipIndex, clip_index, fit_normalizer, split_clips
+from atlas_wm.data.dataset import EpisodeData
+from atlas_wm.normalize import Normalizer
+from atlas_wm.run_folder import DataInfo
+from atlas_wm.tasks import Task
+
+FRAMES_AT_ONCE = 50
+
+
+@dataclass(frozen=True)
+class TrainingSet:
+    data: EpisodeData
+    training: ClipIndex
+    validation: ClipIndex
+    clip_frames: int  # of each clip, frameskip rows apart
+    normalizer: Normalizer  # fitted on the training part
+    info: DataInfo
+
+    def some_frames(self, count: int = 1500) -> Iterator[Tensor]:
+        """Different frames of training clips, drawn at random but always the same: batches (n, 3, S, S) uint8."""
+        data, clips = self.data, self.training
+        shown = np.zeros(self.info.rows, dtype=bool)
+        for frame in range(self.clip_frames):
+            shown[data.offsets[clips.episode] + clips.start + frame * data.frameskip] = True
+        rows = np.random.default_rng(0).permutation(np.flatnonzero(shown))[:count]
+        episode = np.searchsorted(data.offsets, rows, side="right") - 1
+        for first in range(0, len(rows), FRAMES_AT_ONCE):
+            part = slice(first, first + FRAMES_AT_ONCE)
+            yield data.frames(episode[part], rows[part] - data.offsets[episode[part]], 1)[:, 0]
+
+
+def open_training_set(path: str | Path, task: Task, config: RunConfig) -> TrainingSet:
+    data = EpisodeData(path, task, config.model.encoder.image_size, config.model.frameskip)
+    clips = clip_index(data.lengths, config.model.clip_rows, data.path)
+    training, validation = split_clips(clips, len(data.lengths), config.train)
+    info = DataInfo(
+        path=str(path),
+        hash=data.content_hash(),
+        episodes=len(data.lengths),
+        rows=len(data.actions),
+        training_clips=len(training),
+        validation_clips=len(validation),
+    )
+    normalizer = fit_normalizer(data, training, config.model)
+    return TrainingSet(data, training, validation, config.model.clip_frames, normalizer, info)

@@ -1,0 +1,22 @@
+"""Percentile intervals over queries, paired between runs: the resamples depend on the number of queries alone."""
+
+import numpy as np
+
+RESAMPLES, LEVEL = 1000, 95.0
+
+
+def resamples(queries: int, seed: int = 0) -> np.ndarray:
+    """(RESAMPLES, Q) indices with replacement, the same for every run with Q queries."""
+    return np.random.default_rng([seed, queries]).integers(queries, size=(RESAMPLES, queries))
+
+
+def interval(estimates: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Low and high end over the first axis, (RESAMPLES, …)."""
+    low, high = np.percentile(estimates, [50 - LEVEL / 2, 50 + LEVEL / 2], axis=0)
+    return low, high
+
+
+def median_interval(per_query: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """(Q, …) → the median over queries, and the interval of it: (…) each."""
+    low, high = interval(np.median(per_query[resamples(len(per_query))], axis=1))
+    return np.median(per_query, axis=0), low, high

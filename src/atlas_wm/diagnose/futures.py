@@ -1,0 +1,39 @@
+"""What a model foresees for the shared queries, beside what really happens; three diagnostics look at it."""
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from atlas_wm.diagnose.queries import Queries
+from atlas_wm.diagnose.subject import OnProgress, Subject
+
+
+@dataclass(frozen=True)
+class Futures:
+    predicted: Tensor  # (Q, C, H, d) imagined latents
+    true: Tensor  # (Q, C, H, d) latents of the frames that really follow
+    anchors: Tensor  # (Q, C, w) mean patch tokens of the last of them
+    goal: Tensor  # (Q, d)
+    anchor_goal: Tensor  # (Q, w)
+
+
+def foresee(subject: Subject, queries: Queries, on_progress: OnProgress) -> Futures:
+    starts = subject.rows_frames(queries.rows)
+    goals = subject.look(subject.rows_frames(queries.goal_rows))
+    predicted, true, anchors = [], [], []
+    count, horizon = queries.states.shape[1:3]
+    for i, states in enumerate(queries.states):
+        predicted.append(subject.imagine(starts[i : i + 1], queries.actions[i]))
+        seen = subject.look(subject.states_frames(states.reshape(count * horizon, -1)))
+        true.append(seen.z.unflatten(0, (count, horizon)))
+        anchors.append(seen.patch.unflatten(0, (count, horizon))[:, -1])
+        on_progress(i + 1, len(queries.states))
+    return Futures(torch.stack(predicted), torch.stack(true), torch.stack(anchors), goals.z, goals.patch)
+
+
+def prediction_errors(futures: Futures, length: float) -> np.ndarray:
+    """Latent error at each step over ℓ, the median over candidates: (Q, H)"""
+    errors = (futures.predicted.double() - futures.true.double()).norm(dim=-1) / length  # (Q, C, H)
+    return errors.quantile(0.5, dim=1).numpy()

@@ -1,0 +1,34 @@
+"""A map of the planning latent: two principal components, coloured by how unusual the true state is (fig. ood-scatter)."""
+
+from typing import Any
+
+import numpy as np
+import torch
+from scipy.stats import spearmanr
+
+from atlas_wm.diagnose.subject import Subject
+from atlas_wm.geometry import knn_novelty, percentile
+
+POINTS, NEIGHBOURS = 2000, 50
+
+
+def geometry(subject: Subject, seed: int) -> dict[str, Any]:
+    """Rows drawn from the whole dataset; novelty is that of the true state among the bank's, without any model."""
+    rows = np.random.default_rng([seed, 2]).choice(
+        len(subject.data.states), min(POINTS, len(subject.data.states)), replace=False
+    )
+    z = subject.look(subject.rows_frames(rows)).z.double()
+    centred = z - z.mean(dim=0)
+    _, strength, axes = torch.linalg.svd(centred, full_matrices=False)
+    axes = axes[:2] * axes[:2].sum(dim=1).sign().where(axes[:2].sum(dim=1) != 0, torch.ones(2).double())[:, None]
+    states, bank = (torch.from_numpy(subject.data.states[some]) for some in (rows, subject.bank_rows))
+    k = min(NEIGHBOURS, len(bank) - 1)
+    novelty = knn_novelty(states, bank, k)
+    ranks = percentile(novelty, knn_novelty(bank, bank, k, leave_one_out=True))
+    correlation = spearmanr(centred.norm(dim=1).numpy(), novelty.numpy()).statistic
+    return {
+        "points": (centred @ axes.T).tolist(),
+        "novelty_percentile": ranks.tolist(),
+        "explained": (strength.square() / strength.square().sum().clamp_min(1e-300))[:2].tolist(),
+        "rank_correlation": float(correlation) if np.isfinite(correlation) else None,
+    }

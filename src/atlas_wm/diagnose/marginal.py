@@ -1,0 +1,50 @@
+"""Is the planning latent a standard Gaussian where nobody demonstrated? (fig. oodshift)"""
+
+from typing import Any
+
+import numpy as np
+import torch
+from scipy.special import ndtr
+from torch import Tensor
+
+from atlas_wm.diagnose.subject import Subject
+from atlas_wm.losses.projections import random_directions
+from atlas_wm.streams import stream
+
+EPISODES, STEPS, EVERY = 100, 50, 5  # of uniformly random actions: 1,000 frames
+DIRECTIONS = 512
+
+
+def marginal(subject: Subject, seed: int) -> dict[str, Any]:
+    states = subject.simulator.wander(subject.data.task, EPISODES, STEPS, EVERY, seed)
+    return statistics(subject.look(subject.states_frames(states)).z.double())
+
+
+def statistics(z: Tensor) -> dict[str, Any]:
+    """z: (n, d) float64"""
+    count, d = z.shape
+    directions = random_directions(d, DIRECTIONS, generator=stream(0)).double()
+    centred = z - z.mean(dim=0)
+    covariance = centred.T @ centred / count
+    values, vectors = torch.linalg.eigh(covariance)
+    kept = values > values[-1] * 1e-9
+    share = values.clamp_min(0) / values.sum().clamp_min(1e-300)
+    white = centred @ vectors[:, kept] / values[kept].sqrt() if bool(kept.any()) and values[-1] > 0 else centred
+    gaussian = torch.randn(count, d, generator=stream(1), dtype=torch.float64)
+    return {
+        "frames": count,
+        "mean_norm": float(z.mean(dim=0).norm()),
+        "covariance_error": float((covariance - torch.eye(d)).norm() / d**0.5),
+        "cvm": median_cvm(z @ directions),
+        "cvm_whitened": median_cvm(white @ random_directions(white.shape[1], DIRECTIONS, generator=stream(0)).double()),
+        "cvm_null": median_cvm(gaussian @ directions),
+        "effective_rank": float(torch.exp(-(share * share.clamp_min(1e-300).log()).sum())),
+    }
+
+
+def median_cvm(x: Tensor) -> float:
+    """The median over L projections, (n, L), of ∫ (F_n − Φ)² dΦ, the Cramér–von Mises statistic over n."""
+    ordered = ndtr(np.sort(x.numpy(), axis=0))
+    count = len(ordered)
+    gaps = (2 * np.arange(1, count + 1)[:, None] - 1) / (2 * count) - ordered
+    return float(np.median(1 / (12 * count**2) + (gaps**2).mean(axis=0)))

@@ -1,0 +1,93 @@
+"""A frozen model under diagnosis, and what it makes of frames."""
+
+from collections.abc import Callable, Sequence
+from functools import cached_property
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from atlas_wm.data.dataset import EpisodeData
+from atlas_wm.diagnose.simulate import Simulator
+from atlas_wm.evaluate.protocol import training_rows
+from atlas_wm.geometry import Scale
+from atlas_wm.models.world_model import Features, WorldModel
+from atlas_wm.tasks import get_task
+
+BANK = 1500  # training frames that distances and novelties refer to (Appendix diagnostic)
+FRAMES_AT_ONCE = 256
+
+
+class Subject:
+    """One run: its model, its data, and features of rows and states. Latents of patch tokens are averaged."""
+
+    def __init__(self, run: Path, simulator: Simulator, data_path: str | Path | None, device: torch.device):
+        self.run, self.simulator = run, simulator
+        self.model = WorldModel.load(run, device)
+        assert self.model.run is not None
+        self.info = self.model.run
+        encoder = self.info.config.model.encoder
+        self.data = EpisodeData(
+            data_path or self.info.data.path, get_task(self.info.task), encoder.image_size, self.model.config.frameskip
+        )
+
+    @property
+    def device(self) -> torch.device:
+        return next(self.model.parameters()).device
+
+    @cached_property
+    def bank_rows(self) -> np.ndarray:
+        rows = training_rows(self.data, self.info)
+        return np.sort(np.random.default_rng(0).choice(rows, min(BANK, len(rows)), replace=False))
+
+    @cached_property
+    def bank(self) -> Features:
+        """What the model makes of the bank's frames."""
+        return self.look(self.rows_frames(self.bank_rows), self.probed_blocks)
+
+    @cached_property
+    def latent_scale(self) -> Scale:
+        return Scale.fit(self.bank.z)
+
+    @cached_property
+    def anchor_scale(self) -> Scale:
+        return Scale.fit(self.bank.patch)
+
+    @property
+    def probed_blocks(self) -> list[int]:
+        """A quarter, a half and three quarters of the way: 3, 6 and 9 of 12."""
+        depth = self.info.config.model.encoder.depth
+        return sorted({max(1, round(depth * share)) for share in (0.25, 0.5, 0.75)})
+
+    def rows_frames(self, rows: np.ndarray) -> Tensor:
+        """(n,) dataset rows → (n, 3, S, S) uint8"""
+        episode = np.searchsorted(self.data.offsets, rows, side="right") - 1
+        return self.data.frames(episode, rows - self.data.offsets[episode], 1)[:, 0]
+
+    def states_frames(self, states: np.ndarray) -> Tensor:
+        """(n, s) states → (n, 3, S, S) uint8, as the environment shows them"""
+        return self.simulator.pictures(self.data.task, states, self.data.image_size)
+
+    @torch.inference_mode()
+    def look(self, frames: Tensor, blocks: Sequence[int] = ()) -> Features:
+        """(n, 3, S, S) uint8 → features on the CPU, in float32"""
+        parts = [self.model.features(some.to(self.device), blocks) for some in frames.split(FRAMES_AT_ONCE)]
+        by_block = [torch.cat([part.blocks[i] for part in parts]).cpu() for i in range(len(blocks))]
+        patch, cls = (torch.cat([getattr(part, name) for part in parts]).cpu() for name in ("patch", "cls"))
+        return Features(by_block, patch, cls, torch.cat([flat(part.z, 1) for part in parts]).cpu())
+
+    @torch.inference_mode()
+    def imagine(self, frame: Tensor, actions: np.ndarray) -> Tensor:
+        """One frame (1, 3, S, S) and C sequences of raw actions (C, H, frameskip, A) → latents (C, H, d)"""
+        standardised = self.model.normalizer.apply(torch.from_numpy(actions).float()).flatten(2)[None].to(self.device)
+        z = self.model.encode(frame.to(self.device))
+        return flat(self.model.rollout(z, standardised)[0], 2).cpu()
+
+
+def flat(z: Tensor, leading: int) -> Tensor:
+    """Latents with ``leading`` axes before their own: (…, d) as it is, (…, K, w) averaged over the K tokens."""
+    return z if z.ndim == leading + 1 else z.mean(dim=-2)
+
+
+OnProgress = Callable[[int, int], None]

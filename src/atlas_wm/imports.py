@@ -1,0 +1,19 @@
+"""Your own code by name: tasks, methods and loss terms as ``module:name``."""
+
+import sys
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+from atlas_wm.errors import UserError
+
+
+def import_named(kind: str, name: str) -> Any:
+    """What ``module:attribute`` names. Modules in the working directory are found too."""
+    module, _, attribute = name.partition(":")
+    if not module.startswith("atlas_wm.") and str(Path.cwd()) not in sys.path:
+        sys.path.insert(0, str(Path.cwd()))
+    try:
+        return getattr(import_module(module), attribute)
+    except (ImportError, AttributeError, TypeError, ValueError) as error:
+        raise UserError(f"{kind} {name!r} cannot be imported ({error}): write it as module:name") from error

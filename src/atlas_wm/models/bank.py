@@ -1,0 +1,69 @@
+"""What training looked like: latents of some training frames, to tell how unknown another latent is."""
+
+import os
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+
+from atlas_wm.errors import UserError
+from atlas_wm.geometry import knn_novelty, percentile
+from atlas_wm.run_folder import BANK, read_bank
+
+NEIGHBOURS = 50
+
+
+@dataclass(frozen=True)
+class LatentBank:
+    """A point for each of N training frames, on the CPU: MPS has no float64.
+
+    The point of a frame is its latent (d,), or the mean of its patch tokens (K, w) where those are the latent.
+    """
+
+    points: Tensor  # (N, m) float32
+    novelty: Tensor  # (N,) float64, of each point among the others
+
+    @classmethod
+    def of(cls, latents: Iterable[Tensor]) -> "LatentBank":
+        """From batches of latents, (n, …) each."""
+        points = torch.cat([_points(some) for some in latents])
+        return cls(points, knn_novelty(points, points, _neighbours(points), leave_one_out=True))
+
+    def percentiles(self, latents: Tensor) -> Tensor:
+        """How novel latents (Q, …) are, beside the bank's own points: (Q,), 0 to 100.
+
+        Novelty is the mean distance to the nearest 50 points, each coordinate standardised over the bank. A latent
+        that is not a number counts as 100.
+        """
+        return percentile(knn_novelty(_points(latents), self.points, _neighbours(self.points)), self.novelty)
+
+    @classmethod
+    def read(cls, folder: str | Path, width: int) -> "LatentBank | None":
+        """The bank of a run folder, None where it has none. width: the m of its model."""
+        stored = read_bank(folder)
+        if stored is None:
+            return None
+        shapes = {name: tuple(tensor.shape) for name, tensor in stored.items()}
+        count = stored["novelty"].numel() if "novelty" in stored else 0
+        if count < 2 or shapes != {"points": (count, width), "novelty": (count,)}:
+            raise UserError(
+                f"{Path(folder) / BANK} does not fit the model, whose points have {width} coordinates (it holds "
+                f"{shapes}): delete it, and make it again with `atlas bank {folder}`"
+            )
+        return cls(stored["points"].float(), stored["novelty"].double())
+
+    def write(self, folder: Path) -> None:
+        temporary = folder / f"{BANK}.tmp"
+        save_file({"points": self.points, "novelty": self.novelty}, temporary)
+        os.replace(temporary, folder / BANK)
+
+
+def _points(latents: Tensor) -> Tensor:
+    return (latents.mean(dim=1) if latents.ndim == 3 else latents).float().cpu()
+
+
+def _neighbours(points: Tensor) -> int:
+    return min(NEIGHBOURS, len(points) - 1)

@@ -1,0 +1,148 @@
+"""Where action sequences end, without repeated work: what planning spends its time on.
+
+The same numbers as :meth:`CausalPredictor.terminal`, computed in another order:
+
+- While the window grows, keys and values of earlier tokens stay as they are and are kept; only the new token is
+  computed. When it slides, positions are counted anew, so its tokens are computed again; of the last block only
+  the last token.
+- The modulation of all blocks and steps is one product, since an action keeps its embedding in every window.
+- Weights of normalisations are folded into the products behind them, BatchNorm's included.
+- Attention over at most ``history`` tokens is written out: a general kernel is mostly overhead there.
+"""
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import gelu, layer_norm, linear, silu
+
+from atlas_wm.models.layers import AdaLNBlock, CausalAttention
+from atlas_wm.models.predictors import CausalPredictor
+
+
+class _Product(NamedTuple):
+    weight: Tensor
+    bias: Tensor | None
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return linear(x, self.weight, self.bias)
+
+
+class _BlockWeights(NamedTuple):
+    qkv: _Product
+    out: _Product
+    up: _Product
+    down: _Product
+
+
+def _after_norm(layer: nn.Linear, norm: nn.LayerNorm) -> tuple[Tensor, Tensor]:
+    """The product behind a LayerNorm, taking over its weight and bias: W(γx + β) + b = (Wγ)x + (Wβ + b)"""
+    bias = layer.weight @ norm.bias
+    return layer.weight * norm.weight, bias if layer.bias is None else bias + layer.bias
+
+
+def _before_batchnorm(weight: Tensor, bias: Tensor, norm: nn.BatchNorm1d) -> tuple[Tensor, Tensor]:
+    assert norm.running_mean is not None and norm.running_var is not None
+    scale = norm.weight / (norm.running_var + norm.eps).sqrt()
+    return weight * scale[:, None], (bias - norm.running_mean) * scale + norm.bias
+
+
+class FastTerminal:
+    """``FastTerminal(predictor)(z, actions)`` is ``predictor.terminal(z, actions)`` in eval mode.
+
+    The weights are copied: make a new one after they change.
+    """
+
+    @torch.no_grad()
+    def __init__(self, predictor: CausalPredictor, dtype: torch.dtype = torch.float32):
+        def product(weight: Tensor, bias: Tensor | None) -> _Product:
+            return _Product(weight.to(dtype), None if bias is None else bias.to(dtype))
+
+        self.dtype, self.history = dtype, predictor.history
+        smooth, widen, narrow = (m for m in predictor.action_encoder.modules() if isinstance(m, nn.Linear))
+        self.action_in = product(widen.weight @ smooth.weight, widen.weight @ smooth.bias + widen.bias)
+        self.action_out = product(narrow.weight, narrow.bias)
+        enter = predictor.enter
+        self.enter = product(enter.weight, enter.bias) if isinstance(enter, nn.Linear) else None
+        self.positions = predictor.positions.detach().to(dtype)
+        blocks: list[AdaLNBlock] = list(predictor.blocks)  # type: ignore[arg-type]
+        modulation = [block.modulation[1] for block in blocks]
+        self.modulation = product(
+            torch.cat([m.weight for m in modulation]),  # type: ignore[misc]
+            torch.cat([m.bias for m in modulation]),  # type: ignore[misc]
+        )
+        self.blocks = []
+        for block in blocks:
+            attention = block.attention
+            assert isinstance(attention, CausalAttention)
+            self.heads = attention.heads
+            self.blocks.append(
+                _BlockWeights(
+                    product(*_after_norm(attention.to_qkv, block.attention_norm)),
+                    product(attention.out.weight, attention.out.bias),
+                    product(*_after_norm(block.mlp.up, block.mlp_norm)),
+                    product(block.mlp.down.weight, block.mlp.down.bias),
+                )
+            )
+        head = predictor.head
+        assert isinstance(head.norm, nn.BatchNorm1d)
+        self.head_in = product(*_before_batchnorm(*_after_norm(head.up, predictor.norm), head.norm))
+        self.head_out = product(head.down.weight, head.down.bias)
+
+    def __call__(self, z: Tensor, actions: Tensor) -> Tensor:
+        """z: (B, d), actions: (B, S, H, A) → (B, S, d) float32"""
+        batch, samples, horizon, _ = actions.shape
+        embedded = self.action_out(silu(self.action_in(actions.to(self.dtype).flatten(0, 1))))  # (N, H, w)
+        modulation = self.modulation(silu(embedded)).unflatten(-1, (len(self.blocks), 6, -1))  # (N, H, L, 6, w)
+        latents = [z.to(self.dtype).repeat_interleave(samples, dim=0)]
+        kept: list[tuple[Tensor, Tensor] | None] = [None] * len(self.blocks)
+        for step in range(horizon):
+            if step < self.history:
+                x = self._token(latents[step], step)[:, None]
+                x, kept = self._blocks(x, modulation[:, step : step + 1], kept)
+            else:
+                first = step + 1 - self.history
+                x = torch.stack([self._token(z, i) for i, z in enumerate(latents[first:])], dim=1)
+                x, _ = self._blocks(x, modulation[:, first : step + 1], [None] * len(self.blocks))
+            x = layer_norm(x[:, -1], x.shape[-1:])
+            latents.append(self.head_out(gelu(self.head_in(x))))
+        return latents[-1].float().unflatten(0, (batch, samples))
+
+    def _token(self, z: Tensor, place: int) -> Tensor:
+        return (z if self.enter is None else self.enter(z)) + self.positions[place]
+
+    def _blocks(
+        self, x: Tensor, modulation: Tensor, kept: list[tuple[Tensor, Tensor] | None]
+    ) -> tuple[Tensor, list[tuple[Tensor, Tensor] | None]]:
+        """x: (N, n, w) new tokens behind those kept; of the last block only the last token is computed."""
+        keep: list[tuple[Tensor, Tensor] | None] = []
+        width = x.shape[-1:]
+        for number, (block, past) in enumerate(zip(self.blocks, kept, strict=True)):
+            last = number == len(self.blocks) - 1
+            shift_a, scale_a, gate_a, shift_m, scale_m, gate_m = modulation[:, :, number].unbind(dim=2)
+            y = layer_norm(layer_norm(x, width, eps=1e-6) * (1 + scale_a) + shift_a, width)
+            q, k, v = block.qkv(y).unflatten(-1, (3, self.heads, -1)).unbind(dim=2)  # (N, n, h, e)
+            if past is not None:
+                k, v = torch.cat([past[0], k], dim=1), torch.cat([past[1], v], dim=1)
+            keep.append((k, v))
+            if last:
+                q, x, gate_a, shift_m, scale_m, gate_m = (
+                    t[:, -1:] for t in (q, x, gate_a, shift_m, scale_m, gate_m)
+                )
+            x = x + gate_a * block.out(_attend(q, k, v).flatten(-2))
+            y = layer_norm(layer_norm(x, width, eps=1e-6) * (1 + scale_m) + shift_m, width)
+            x = x + gate_m * block.down(gelu(block.up(y)))
+        return x, keep
+
+
+def _attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """Causal attention of the last n of m tokens. q: (N, n, h, e), k and v: (N, m, h, e) → (N, n, h, e)"""
+    n, m = q.shape[1], k.shape[1]
+    scale = q.shape[-1] ** -0.5
+    answers = []
+    for i in range(n):
+        seen = m - n + i + 1
+        scores = (q[:, i : i + 1] * k[:, :seen]).sum(dim=-1, dtype=torch.float32) * scale  # (N, seen, h)
+        share = scores.softmax(dim=1).to(v.dtype)
+        answers.append((share[..., None] * v[:, :seen]).sum(dim=1))
+    return torch.stack(answers, dim=1)

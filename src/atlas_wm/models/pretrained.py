@@ -1,0 +1,60 @@
+"""Weights of the frozen DINOv2 encoder, from a local file or the hub."""
+
+import pickle
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+from timm.models.vision_transformer import checkpoint_filter_fn
+from torch import Tensor
+
+from atlas_wm.errors import UserError
+from atlas_wm.models.encoders import ViTEncoder
+
+HUB_REPO, HUB_FILE = "timm/vit_small_patch14_dinov2.lvd142m", "model.safetensors"
+REMEDY = (
+    f"fetch {HUB_FILE} of {HUB_REPO} from the Hugging Face hub, or the original dinov2_vits14_pretrain.pth, "
+    f"and pass it with --model.encoder.weights FILE"
+)
+
+
+def load_dinov2(encoder: ViTEncoder, weights: str | None) -> None:
+    """Fill the encoder. weights: a file in timm's or the original naming; None: timm's, from the hub.
+
+    Position embeddings of another grid (the published ones are for 518 pixels a side) are resampled.
+    """
+    path = _from_hub() if weights is None else Path(weights)
+    state = checkpoint_filter_fn(_read(path), encoder.vit)
+    try:
+        encoder.vit.load_state_dict(state)
+    except RuntimeError as error:
+        first = str(error).split("\n")[1].strip()
+        raise UserError(f"{path} does not hold the weights of this encoder ({first}): {REMEDY}") from error
+
+
+def _from_hub() -> Path:
+    from huggingface_hub import hf_hub_download
+    from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
+
+    try:
+        return Path(hf_hub_download(HUB_REPO, HUB_FILE))
+    except (HfHubHTTPError, LocalEntryNotFoundError, OSError) as error:
+        raise UserError(
+            f"the DINOv2 weights cannot be had from the hub ({type(error).__name__}): {REMEDY}"
+        ) from None
+
+
+def _read(path: Path) -> dict[str, Tensor]:
+    try:
+        if path.suffix == ".safetensors":
+            return load_file(path)
+        state = torch.load(path, map_location="cpu", weights_only=True)
+    except FileNotFoundError:
+        raise UserError(f"there is no file {path}: {REMEDY}") from None
+    except (SafetensorError, OSError, RuntimeError, EOFError, pickle.UnpicklingError) as error:
+        why = str(error).split("\n")[0]
+        raise UserError(f"{path} cannot be read as weights ({why}): {REMEDY}") from error
+    if not isinstance(state, dict) or not all(isinstance(value, Tensor) for value in state.values()):
+        raise UserError(f"{path} holds something else than named tensors: {REMEDY}")
+    return state

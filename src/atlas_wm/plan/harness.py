@@ -1,0 +1,154 @@
+"""Our models inside stable-worldmodel: a cost for its solvers and a policy for its World.
+
+How to use them: docs/in-stable-worldmodel.md.
+"""
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any, NamedTuple
+
+import gymnasium as gym
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+from torch.utils.checkpoint import checkpoint
+
+from atlas_wm.config import PlanConfig
+from atlas_wm.errors import UserError, unknown
+from atlas_wm.frames import check_frames, reduce_frames
+from atlas_wm.models.world_model import WorldModel
+from atlas_wm.normalize import Normalizer
+from atlas_wm.plan.planner import Planner
+
+SOLVERS = ("cem", "icem", "mppi", "gradient")
+
+
+class _Encoded(NamedTuple):
+    given: Tensor  # as the solver handed it over
+    frames: Tensor  # (B, 3, H, W) a copy of what was encoded
+    z: Tensor  # (B, …)
+
+
+class GoalCost(nn.Module):
+    """The ``Costable`` of the library's solvers: the model's distance of each candidate's end from the goal.
+
+    A solver may run on another device than the model. ``candidate_chunk``: as in :class:`PlanConfig`.
+    """
+
+    def __init__(self, model: WorldModel, candidate_chunk: int | None = None):
+        super().__init__()
+        self.model = model.eval()
+        self.candidate_chunk = candidate_chunk
+        self._encoded: dict[str, _Encoded] = {}
+
+    def get_cost(self, info: dict[str, Any], candidates: Tensor) -> Tensor:
+        """candidates: (B, S, horizon, frameskip·A) standardised actions → (B, S), differentiable in them.
+
+        info["pixels"] and info["goal"]: (B, S, T, 3, H, W) uint8 of any size, the same for all S; the last of T is
+        looked at.
+        """
+        z, z_goal = self._encode(info, "pixels"), self._encode(info, "goal")
+        weights = {name: p.detach() for name, p in self.named_parameters()}  # gradients pass, but do not stay
+
+        def cost(part: Tensor) -> Tensor:
+            return functional_call(self, weights, (z, part, z_goal))
+
+        chunk = self.candidate_chunk or candidates.shape[0] * candidates.shape[1]
+        parts = candidates.to(z.device).split(max(1, chunk // len(candidates)), dim=1)
+        if len(parts) > 1:  # a gradient has each chunk computed again, so that only one is held in memory
+            cost = partial(checkpoint, cost, use_reentrant=False)
+        return torch.cat([cost(part) for part in parts], dim=1).to(candidates.device)
+
+    criterion = get_cost  # the other name that the protocol asks for
+
+    def forward(self, z: Tensor, actions: Tensor, z_goal: Tensor) -> Tensor:
+        return self.model.distance(self.model.terminal(z, actions), z_goal[:, None])
+
+    def _encode(self, info: dict[str, Any], key: str) -> Tensor:
+        """Once a solve: a solver hands over the same tensor in every iteration, and a new one in every solve."""
+        if key not in info:
+            raise UserError(f"no {key!r} picture to plan with: the environment or the dataset has to provide it")
+        given = info[key]
+        frames, known = given[:, 0, -1], self._encoded.get(key)
+        # The tensor tells solves apart (the weights may have changed between them), its content that nobody wrote
+        # new frames into it.
+        if known is None or known.given is not given or not torch.equal(known.frames, frames):
+            check_frames(frames)
+            device, size = next(self.parameters()).device, self.model.config.encoder.image_size
+            with torch.no_grad():
+                z = self.model.encode(reduce_frames(frames.to(device), size))
+            known = self._encoded[key] = _Encoded(given, frames.clone(), z)
+        return known.z
+
+
+class Standardisation:
+    """A model's normaliser as the library wants it, which is as scikit-learn has it."""
+
+    def __init__(self, normalizer: Normalizer):
+        self.normalizer = normalizer
+
+    def transform(self, actions: np.ndarray) -> np.ndarray:
+        return self.normalizer.apply(torch.tensor(actions)).numpy()
+
+    def inverse_transform(self, actions: np.ndarray) -> np.ndarray:
+        return self.normalizer.invert(torch.tensor(actions)).numpy()
+
+
+def harness_policy(
+    model: WorldModel,
+    plan: PlanConfig | None = None,
+    solver: str | Callable[[GoalCost], Any] = "cem",
+    *,
+    seed: int = 0,
+) -> Any:
+    """The policy that ``World.set_policy`` takes: a ``WorldModelPolicy`` that plans with ``model``.
+
+    ``plan`` defaults to the settings of the model's run. ``solver``: one of SOLVERS, with these settings, or a
+    function that makes any other from the cost: ``lambda cost: PredictiveSamplingSolver(cost, num_samples=500)``.
+    """
+    from stable_worldmodel.policy import PlanConfig as TheirPlanConfig
+    from stable_worldmodel.policy import WorldModelPolicy
+
+    plan = Planner(model, plan).config
+    cost, standardisation = GoalCost(model, plan.candidate_chunk), Standardisation(model.normalizer)
+
+    class Policy(WorldModelPolicy):
+        def set_env(self, env: Any) -> None:
+            """Bounds are for standardised actions too: iCEM clips its candidates to them."""
+            super().set_env(env)
+            space = env.action_space
+            low, high = (standardisation.transform(limit).astype(np.float32) for limit in (space.low, space.high))
+            self.solver.configure(action_space=gym.spaces.Box(low, high), n_envs=env.num_envs, config=self.cfg)
+
+    return Policy(
+        solver(cost) if callable(solver) else _make_solver(solver, cost, plan, seed),
+        # Every plan starts afresh, as ours do.
+        TheirPlanConfig(plan.horizon, plan.execute, action_block=model.config.frameskip, warm_start=False),
+        process={"action": standardisation},
+        transform=dict.fromkeys(("pixels", "goal"), _as_plain_tensor),
+    )
+
+
+def _as_plain_tensor(image: Tensor) -> Tensor:
+    """That there is a transform has the library put colour first; :class:`GoalCost` sees to the size."""
+    return image.as_subclass(Tensor)
+
+
+def _make_solver(name: str, cost: GoalCost, plan: PlanConfig, seed: int) -> Any:
+    from stable_worldmodel import solver as library
+
+    if name not in SOLVERS:
+        raise unknown("solver", name, SOLVERS)
+    on_cpu = next(cost.parameters()).device.type == "cpu"
+    settings: dict[str, Any] = {
+        "num_samples": plan.candidates,
+        "n_steps": plan.iterations,
+        "batch_size": 1 if on_cpu else 1_000_000,  # episodes planned together: see Planner.plan_batch
+        "seed": seed,
+    }
+    if name == "gradient":
+        adam = {"optimizer_cls": torch.optim.Adam, "optimizer_kwargs": {"lr": 0.1}}
+        return library.GradientSolver(cost, **settings, **adam)
+    sampling = {"cem": library.CEMSolver, "icem": library.ICEMSolver, "mppi": library.MPPISolver}[name]
+    return sampling(cost, topk=plan.elites, **settings)

@@ -1,0 +1,93 @@
+"""Models on the Hugging Face hub, with the hub replaced: nothing here needs a network."""
+
+import json
+import shutil
+from pathlib import Path
+
+import huggingface_hub
+import pytest
+import torch
+from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError
+
+from atlas_wm.errors import UserError
+from atlas_wm.models.world_model import WorldModel
+
+FILES = {"config.json", "model.safetensors", "normalizer.json"}
+
+
+def same(one: WorldModel, other: WorldModel) -> bool:
+    weights = other.state_dict()
+    equal = all(torch.equal(tensor, weights[name]) for name, tensor in one.state_dict().items())
+    return equal and one.normalizer == other.normalizer and one.config == other.config
+
+
+def test_a_saved_model_is_loaded_again(run_folder, tmp_path):
+    model = WorldModel.from_pretrained(str(run_folder))
+    model.save_pretrained(tmp_path / "a" / "b")
+    assert {p.name for p in (tmp_path / "a" / "b").iterdir()} == FILES
+    again = WorldModel.from_pretrained(tmp_path / "a" / "b")
+    assert same(model, again) and again.run == model.run and not again.training
+
+
+def test_a_model_without_a_run_is_not_saved(demo_model, tmp_path):
+    with pytest.raises(UserError, match="trained or loaded"):
+        demo_model.save_pretrained(tmp_path)
+
+
+def test_exactly_the_three_files_are_fetched(run_folder, tmp_path, monkeypatch):
+    asked = []
+
+    def snapshot_download(repo_id, *, revision, allow_patterns):
+        asked.append((repo_id, revision, set(allow_patterns)))
+        for name in allow_patterns:
+            shutil.copy(run_folder / name, tmp_path)
+        return str(tmp_path)
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", snapshot_download)
+    model = WorldModel.from_pretrained("someone/tworoom", revision="v2")
+    assert asked == [("someone/tworoom", "v2", FILES)]
+    assert same(model, WorldModel.load(run_folder))
+
+
+@pytest.mark.parametrize(
+    "error", [LocalEntryNotFoundError("no\nnetwork"), HFValidationError("bad name"), ConnectionError("refused")]
+)
+def test_what_the_hub_says_becomes_one_line(error, run_folder, monkeypatch):
+    def fail(*_, **__):
+        raise error
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", fail)
+    monkeypatch.setattr(huggingface_hub.HfApi, "create_repo", fail)
+    with pytest.raises(UserError) as fetched:
+        WorldModel.from_pretrained("someone/missing")
+    with pytest.raises(UserError) as pushed:
+        WorldModel.load(run_folder).push_to_hub("someone/missing")
+    for refused in (fetched, pushed):
+        said = str(refused.value)
+        assert "someone/missing" in said and type(error).__name__ in said and "network" in said and "\n" not in said
+
+
+def test_a_model_is_pushed_with_a_card_and_comes_back(run_folder, tmp_path, monkeypatch):
+    created = []
+
+    def create_repo(self, repo_id, *, private, exist_ok):
+        created.append((repo_id, private, exist_ok))
+        return f"https://huggingface.co/{repo_id}"
+
+    def upload_folder(self, *, repo_id, folder_path, allow_patterns):
+        assert {p.name for p in Path(folder_path).iterdir()} == set(allow_patterns)
+        shutil.copytree(folder_path, tmp_path / repo_id)
+
+    monkeypatch.setattr(huggingface_hub.HfApi, "create_repo", create_repo)
+    monkeypatch.setattr(huggingface_hub.HfApi, "upload_folder", upload_folder)
+    model = WorldModel.load(run_folder)
+    assert model.push_to_hub("someone/tworoom", private=True) == "https://huggingface.co/someone/tworoom"
+    assert created == [("someone/tworoom", True, True)]
+    repo = tmp_path / "someone" / "tworoom"
+    assert {p.name for p in repo.iterdir()} == FILES | {"README.md"}
+    assert 'WorldModel.from_pretrained("someone/tworoom")' in (repo / "README.md").read_text()
+    assert same(model, WorldModel.from_pretrained(repo))
+    assert (
+        json.loads((repo / "config.json").read_text())["data"]["path"] == "tworoom.h5"
+    )  # no folder of this machine
+    assert model.run is not None and model.run.data.path != "tworoom.h5"
