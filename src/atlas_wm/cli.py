@@ -12,6 +12,7 @@ from typing import Annotated, Any, Literal
 import tyro
 from tyro.conf import Positional, arg
 
+from atlas_wm.cli_models import RunFolder, bank, export_checkpoint, import_checkpoint, methods
 from atlas_wm.config import PlanConfig, RunConfig
 from atlas_wm.errors import UserError, unknown
 from atlas_wm.recipes import RECIPES, get_recipe
@@ -36,7 +37,7 @@ Step by step:
 `atlas COMMAND --help` explains each one."""
 
 TaskName = Positional[Annotated[str, arg(metavar="TASK")]]
-RunFolder = Positional[Annotated[Path, arg(metavar="RUN")]]
+Diagnostic = Literal["all", "probe", "marginal", "rollout", "relational", "regret", "geometry", "cases"]
 
 
 def collect(
@@ -186,8 +187,8 @@ def plan(
 ) -> None:
     """Plan from one picture to another; prints the actions as JSON, in the environment's units.
 
-    With them come the cost before and after, and how novel the frame, the goal and the imagined end are beside frames
-    of the training data: 50 is usual, 100 is unlike any of them.
+    With them come the costs, and how novel the frame, the goal and the imagined end are beside training frames: 50
+    is usual, 100 is unlike any of them.
 
     Args:
         run: Run folder.
@@ -214,86 +215,68 @@ def plan(
         print(f"{run} has no bank of training frames for novelty: `atlas bank {run}` makes one", file=sys.stderr)
 
 
-def bank(run: RunFolder, /, data: Path | None = None, device: str = "auto") -> None:
-    """Give a run that lacks it the bank of training frames that `atlas plan` tells novelty by.
-
-    Training and `atlas import` do this themselves.
-
-    Args:
-        run: Run folder.
-        data: The dataset it was trained on [default: where that was].
-        device: auto, cpu, cuda, cuda:N or mps.
-    """
-    from atlas_wm.commands import write_bank
-
-    print(write_bank(run, data, device))
-
-
-def import_checkpoint(
-    path: Positional[Annotated[Path, arg(metavar="PATH")]],
+def diagnose(
+    runs: Positional[Annotated[tuple[Path, ...], arg(metavar="RUN [RUN ...]")]],
     /,
-    task: str,
-    format: Literal["lewm"] = "lewm",
+    what: tuple[Diagnostic, ...] = ("all",),
+    queries: int | None = None,
+    candidates: int = 128,
+    offset: int = 50,
+    seed: int = 0,
     data: Path | None = None,
-    out: Path | None = None,
-    overwrite: bool = False,
+    workers: int | None = None,
+    device: str = "auto",
+    fresh: bool = False,
 ) -> None:
-    """Make a run folder from the checkpoint of another library.
+    """Measure when a frozen model can be trusted: the paper's diagnostics, one JSON each in RUN/diagnostics.
 
-    A LeWM checkpoint does not hold the mean and deviation of the actions it was trained on. They are measured on
-    the dataset, as training would: give the one it was trained on.
+    Runs that are compared meet the same queries, candidates and random frames. Files that are there already are
+    kept. docs/diagnostics.md explains each; `atlas report` draws them.
 
     Args:
-        path: A folder with weights.pt and config.json, or the .pt file itself with config.json beside it.
-        task: tworoom, pusht or cube, or your own as module:Class (docs/own-data.md).
-        format: lewm: a LeWM that stable-worldmodel saved.
-        data: Dataset [default: data/TASK.lance].
-        out: Run folder [default: runs/TASK-lewm-imported].
-        overwrite: Replace an existing run folder.
+        runs: Run folders; probe and cases need an evaluation (`atlas eval`).
+        what: all, or some of: probe (does novelty foretell failure?), marginal (is the latent Gaussian?), rollout
+            (error of imagined latents), relational (distortion of distances), regret (the planning bound),
+            geometry (a map of the latent), cases (films of the same episodes).
+        queries: Start states for rollout, relational and regret [default: 100, for cube 16].
+        candidates: Action sequences for each of them.
+        offset: Rows between start and goal.
+        seed: Of queries and random frames.
+        data: Dataset [default: the one each run was trained on].
+        workers: Processes that simulate [default: one for each core].
+        device: auto, cpu, cuda, cuda:N or mps.
+        fresh: Measure again what is there already.
     """
-    from atlas_wm.tasks import get_task
+    from atlas_wm.commands import diagnose_with_progress
 
-    known_task = get_task(task)
-    from atlas_wm.convert.lewm import import_lewm
+    diagnose_with_progress(
+        runs,
+        what,
+        queries=queries,
+        candidates=candidates,
+        offset=offset,
+        seed=seed,
+        data_path=data,
+        workers=workers,
+        device=device,
+        fresh=fresh,
+    )
 
-    out = out or Path(f"runs/{known_task.name}-{format}-imported")
-    data = data or Path(f"data/{known_task.name}.lance")
-    print(import_lewm(path, known_task, data, out, overwrite=overwrite))
 
-
-def export_checkpoint(
-    run: RunFolder,
+def report(
+    runs: Positional[Annotated[tuple[Path, ...], arg(metavar="RUN [RUN ...]")]],
     /,
-    out: Path,
-    format: Literal["lewm"] = "lewm",
-    vit_names: Literal["installed", "old", "new"] = "installed",
-    overwrite: bool = False,
+    out: Path | None = None,
 ) -> None:
-    """Write a run for another library: weights.pt and config.json, as stable-worldmodel loads them.
+    """Make one HTML page of what runs left on disk, with every table and figure as PNG, SVG, CSV and LaTeX.
 
     Args:
-        run: Run folder of a model with LeWM's architecture, whatever its losses.
-        out: Folder to write.
-        format: lewm: stable-worldmodel's LeWM.
-        vit_names: How the encoder's layers are named, which transformers has changed: as in the version installed
-            here, or as in published checkpoints (old) or since (new).
-        overwrite: Replace an existing folder.
+        runs: Run folders; their evaluations and diagnostics are drawn, what is missing is named.
+        out: Folder to write [default: RUN/report, or report/ beside the runs where there are several].
     """
-    from atlas_wm.convert.lewm import export_lewm
+    from atlas_wm.report.page import write_report
 
-    print(export_lewm(run, out, names=vit_names, overwrite=overwrite))
-
-
-def methods(recipe: str = "paper") -> None:
-    """Show the methods side by side: encoder, predictor, weighted loss terms, parameters, source.
-
-    Args:
-        recipe: At whose size: paper or demo.
-    """
-    get_recipe(recipe)
-    from atlas_wm.methods_table import print_methods
-
-    print_methods(recipe)
+    print(f"open {write_report(runs, out)} in a browser")
 
 
 def doctor() -> None:
@@ -325,6 +308,8 @@ COMMANDS: dict[str, Callable[..., None]] = {
     "train": make_train(get_recipe("paper")("atlas")),
     "eval": evaluate,
     "plan": plan,
+    "diagnose": diagnose,
+    "report": report,
     "bank": bank,
     "import": import_checkpoint,
     "export": export_checkpoint,

@@ -72,3 +72,37 @@ def write_bank(run: Path, data: Path | None = None, device: str = "auto") -> Pat
     assert model.bank is not None
     model.bank.write(run)
     return run / BANK
+
+
+def diagnose_with_progress(
+    runs: Sequence[Path],
+    what: Sequence[str],
+    *,
+    queries: int | None = None,
+    candidates: int = 128,
+    offset: int = 50,
+    seed: int = 0,
+    **options: Any,
+) -> list[Path]:
+    from atlas_wm.diagnose.diagnose import DIAGNOSTICS, diagnose
+    from atlas_wm.diagnose.queries import QuerySettings
+
+    settings = QuerySettings(queries or 100, candidates, offset=offset, seed=seed)
+    with Bar("diagnose", "parts") as bar:
+
+        def show(name: str, done: int, total: int) -> None:
+            if bar.title != name:
+                bar.rename(name, "parts")
+            bar.update(done, total)
+
+        files = diagnose(
+            runs,
+            tuple(DIAGNOSTICS) if "all" in what else tuple(what),
+            settings=settings if queries or (candidates, offset, seed) != (128, 50, 0) else None,
+            on_step=show,
+            say=bar.say,
+            **options,
+        )
+    for file in files:
+        print(file)
+    return files

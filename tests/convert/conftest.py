@@ -1,8 +1,11 @@
+from functools import partialmethod
+
 import pytest
 import torch
 from lewm_models import LeWM, lewm, save, vit
 
 from atlas_wm.convert.lewm import import_lewm
+from atlas_wm.data.training_set import TrainingSet
 
 
 @pytest.fixture(scope="module")
@@ -17,7 +20,15 @@ def checkpoint(theirs, tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def imported(checkpoint, task, dataset_path, tmp_path_factory):
+def small_banks(run_folder):
+    """Once the shared run has its own: to encode a whole bank at the paper's size takes a minute."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(TrainingSet, "some_frames", partialmethod(TrainingSet.some_frames, 60))
+        yield
+
+
+@pytest.fixture(scope="module")
+def imported(checkpoint, task, dataset_path, tmp_path_factory, small_banks):
     return import_lewm(checkpoint, task, dataset_path, tmp_path_factory.mktemp("runs") / "imported")
 
 

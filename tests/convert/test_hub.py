@@ -12,13 +12,14 @@ from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError
 from atlas_wm.errors import UserError
 from atlas_wm.models.world_model import WorldModel
 
-FILES = {"config.json", "model.safetensors", "normalizer.json"}
+FILES = {"config.json", "model.safetensors", "normalizer.json", "bank.safetensors"}
 
 
 def same(one: WorldModel, other: WorldModel) -> bool:
     weights = other.state_dict()
     equal = all(torch.equal(tensor, weights[name]) for name, tensor in one.state_dict().items())
-    return equal and one.normalizer == other.normalizer and one.config == other.config
+    banks = [model.bank and (model.bank.points.tolist(), model.bank.novelty.tolist()) for model in (one, other)]
+    return equal and banks[0] == banks[1] and one.normalizer == other.normalizer and one.config == other.config
 
 
 def test_a_saved_model_is_loaded_again(run_folder, tmp_path):
@@ -34,7 +35,7 @@ def test_a_model_without_a_run_is_not_saved(demo_model, tmp_path):
         demo_model.save_pretrained(tmp_path)
 
 
-def test_exactly_the_three_files_are_fetched(run_folder, tmp_path, monkeypatch):
+def test_exactly_the_files_of_a_model_are_fetched(run_folder, tmp_path, monkeypatch):
     asked = []
 
     def snapshot_download(repo_id, *, revision, allow_patterns):

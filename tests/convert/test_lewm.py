@@ -21,6 +21,7 @@ from lewm_models import (
 
 from atlas_wm.cli import main
 from atlas_wm.convert.lewm import export_lewm, import_lewm, new_name, old_name
+from atlas_wm.data.training_set import open_training_set
 from atlas_wm.models.world_model import WorldModel
 from atlas_wm.recipes import paper
 from atlas_wm.run_folder import read_run
@@ -61,6 +62,14 @@ def test_the_imported_run_says_what_it_is(imported, dataset_path, task, run_fold
     assert info.config.model == replace(wanted, encoder=replace(wanted.encoder, norm_eps=1e-12))
     assert info.data.hash == read_run(run_folder)[0].data.hash
     assert normalizer.mean == pytest.approx(read_run(run_folder)[1].mean, abs=0.05)  # another split, the same data
+
+
+@torch.no_grad()
+def test_an_imported_run_has_a_bank_of_training_frames(imported, dataset_path, task):
+    model = WorldModel.load(imported)
+    first = next(open_training_set(dataset_path, task, read_run(imported)[0].config).some_frames())
+    assert model.bank is not None and len(model.bank.points) == 60
+    torch.testing.assert_close(model.bank.points[: len(first)], model.encode(first), atol=1e-4, rtol=1e-4)
 
 
 @pytest.mark.parametrize("names", ["installed", "new", "old"])
@@ -150,7 +159,7 @@ def test_our_own_model_there_and_back(task, dataset_path, tmp_path, monkeypatch)
     assert all(torch.equal(tensor, ours.state_dict()[name]) for name, tensor in again.state_dict().items())
 
 
-def test_without_settings_heads_are_64_wide(theirs, task, dataset_path, tmp_path):
+def test_without_settings_heads_are_64_wide(theirs, task, dataset_path, tmp_path, small_banks):
     torch.save(theirs.state_dict(), tmp_path / "epoch_3.pt")
     config = read_run(import_lewm(tmp_path / "epoch_3.pt", task, dataset_path, tmp_path / "run"))[0].config.model
     assert (config.encoder.heads, config.predictor.heads, config.predictor.head_dim) == (3, 16, 64)

@@ -111,7 +111,7 @@ def test_chunks_of_candidates_do_not_change_the_plan(planner, demo_model, chunk)
     config = PlanConfig(**{**vars(QUICK), "candidate_chunk": chunk})
     whole = planner.plan(picture(), picture(seed=1))
     chunked = Planner(demo_model, config).plan(picture(), picture(seed=1))
-    for a, b in zip(whole, chunked, strict=True):
+    for a, b in zip(whole[:4], chunked[:4], strict=True):
         np.testing.assert_allclose(a, b, atol=1e-5, rtol=1e-5)
 
 
@@ -119,7 +119,7 @@ def test_a_chunk_bounds_the_candidates_rolled_out_at_once(demo_model, monkeypatc
     sizes, terminal = [], demo_model.terminal
     monkeypatch.setattr(demo_model, "terminal", lambda z, a: (sizes.append(a.shape[1]), terminal(z, a))[1])
     config = PlanConfig(candidates=20, iterations=1, elites=5, candidate_chunk=8)
-    Planner(demo_model, config).plan(picture(), picture(seed=1))
+    Planner(demo_model, config, plain=True).plan(picture(), picture(seed=1))
     assert sizes == [8, 8, 4]
 
 

@@ -14,7 +14,7 @@ from atlas_wm.normalize import Normalizer
 from atlas_wm.run_folder import DataInfo
 from atlas_wm.tasks import Task
 
-FRAMES_AT_ONCE = 50
+BANK_FRAMES, FRAMES_AT_ONCE = 1500, 50
 
 
 @dataclass(frozen=True)
@@ -26,7 +26,7 @@ class TrainingSet:
     normalizer: Normalizer  # fitted on the training part
     info: DataInfo
 
-    def some_frames(self, count: int = 1500) -> Iterator[Tensor]:
+    def some_frames(self, count: int = BANK_FRAMES) -> Iterator[Tensor]:
         """Different frames of training clips, drawn at random but always the same: batches (n, 3, S, S) uint8."""
         data, clips = self.data, self.training
         shown = np.zeros(self.info.rows, dtype=bool)

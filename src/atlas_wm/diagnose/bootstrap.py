@@ -12,7 +12,8 @@ def resamples(queries: int, seed: int = 0) -> np.ndarray:
 
 def interval(estimates: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Low and high end over the first axis, (RESAMPLES, …)."""
-    low, high = np.percentile(estimates, [50 - LEVEL / 2, 50 + LEVEL / 2], axis=0)
+    with np.errstate(invalid="ignore"):  # between two infinities
+        low, high = np.percentile(estimates, [50 - LEVEL / 2, 50 + LEVEL / 2], axis=0)
     return low, high
 
 

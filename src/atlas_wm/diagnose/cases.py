@@ -2,14 +2,17 @@
 
 import base64
 import io
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 
-from atlas_wm.diagnose.probe import evaluated_episodes
+from atlas_wm.diagnose.evaluated import Evaluated, find_evaluated
 from atlas_wm.diagnose.subject import Subject
+from atlas_wm.errors import UserError
 from atlas_wm.evaluate.rollout import planning_policy, run_episodes
 from atlas_wm.evaluate.stage import FILM_EVERY, Stage
 from atlas_wm.plan.planner import Planner
@@ -17,55 +20,76 @@ from atlas_wm.plan.planner import Planner
 SHOWN = 7  # frames of a strip, besides the goal
 
 
-def choose_rows(runs: Sequence[Path], offset: int, count: int = 4) -> list[int]:
-    """Starts that all runs were evaluated from: first those on which they differ, then failures, then the others.
+def choose_rows(runs: Sequence[Path], offset: int, data: str, count: int = 4) -> list[int]:
+    """Starts that all runs evaluated on this dataset (its hash) were evaluated from.
 
-    Within each kind the most unusual come first.
+    First those on which they differ, then failures, then the others; within each kind the most unusual first.
     """
-    by_run = [{e["row"]: e for e in evaluated_episodes(run, offset)} for run in runs]
-    common = set.intersection(*(set(episodes) for episodes in by_run))
+    found = [find_evaluated(run, offset, data) for run in runs]
+    by_run = [{e["row"]: e for e in one.episodes} for one in found if one is not None]
+    common = set(by_run[0]).intersection(*by_run)
+    if not common:
+        raise UserError("the runs were evaluated from different starts: evaluate them with the same --seeds")
 
-    def kind(row: int) -> tuple[int, float]:
+    def kind(row: int) -> tuple[int, float, int]:
         outcomes = [episodes[row]["success"] for episodes in by_run]
-        return (0 if len(set(outcomes)) > 1 else 2 if all(outcomes) else 1), -by_run[0][row]["novelty"]
+        return (0 if len(set(outcomes)) > 1 else 2 if all(outcomes) else 1), -by_run[0][row]["novelty"], row
 
     return sorted(common, key=kind)[:count]
 
 
-def cases(subject: Subject, rows: Sequence[int], offset: int) -> dict[str, Any]:
-    """The chosen episodes again, with the same random streams, filmed."""
-    known = {e["row"]: e for e in evaluated_episodes(subject.run, offset)}
-    chosen = [known[row] for row in rows]
+def cases(subject: Subject, evaluation: Evaluated, rows: Sequence[int], offset: int) -> dict[str, Any]:
+    """The chosen episodes again, with the evaluation's planner and random streams, filmed."""
+    known = {e["row"]: e for e in evaluation.episodes}
+    planner = Planner(subject.model, evaluation.plan)
     stage = Stage(subject.data.task, subject.data.image_size)
     try:
-        records, films = run_episodes(
-            [stage],
-            subject.data,
-            planning_policy(Planner(subject.model), chosen[0]["seed"]),
-            list(rows),
-            offset,
-            chosen[0]["budget"],
-            films=set(rows),
-        )
+        with _one_thread():
+            records, films = run_episodes(
+                [stage],
+                subject.data,
+                planning_policy(planner, evaluation.seed),
+                rows,
+                offset,
+                evaluation.budget,
+                films=set(rows),
+            )
     finally:
         stage.close()
-    return {
-        "episodes": [
-            {
-                "row": record.row,
-                "success": record.success,
-                "steps": record.steps,
-                "novelty": known[record.row]["novelty"],
-                **_strip(films[record.row], record.steps),
-            }
-            for record in records
-        ]
-    }
+    episodes = [
+        {
+            "row": record.row,
+            "success": record.success,
+            "steps": record.steps,
+            "novelty": known[record.row]["novelty"],
+            **_strip(films[record.row], record.steps),
+        }
+        for record in records
+    ]
+    result: dict[str, Any] = {"episodes": episodes}
+    alike = [(r.success, r.steps) == (known[r.row]["success"], known[r.row]["steps"]) for r in records]
+    if not all(alike):
+        result["note"] = (
+            f"{alike.count(False)} of the episodes went otherwise than when they were evaluated, because "
+            f"another device or batch rounds differently"
+        )
+    return result
+
+
+@contextmanager
+def _one_thread() -> Iterator[None]:
+    """As evaluation plans on a CPU: rounding depends on the number of threads."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
 
 
 def _strip(film: np.ndarray, steps: int) -> dict[str, Any]:
     """A few frames from the first to the last, and the goal."""
-    taken = [*range(0, steps, FILM_EVERY), steps]
+    taken = [*range(0, steps + 1, FILM_EVERY), steps][: len(film) - 1]
     which = np.unique(np.linspace(0, len(taken) - 1, SHOWN).round().astype(int))
     frames = [film[i] for i in which] + [film[-1]]
     return {"shown_steps": [taken[i] for i in which], "frames": [_png(frame) for frame in frames]}

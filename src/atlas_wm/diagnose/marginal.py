@@ -36,7 +36,9 @@ def statistics(z: Tensor) -> dict[str, Any]:
         "mean_norm": float(z.mean(dim=0).norm()),
         "covariance_error": float((covariance - torch.eye(d)).norm() / d**0.5),
         "cvm": median_cvm(z @ directions),
-        "cvm_whitened": median_cvm(white @ random_directions(white.shape[1], DIRECTIONS, generator=stream(0)).double()),
+        "cvm_whitened": median_cvm(
+            white @ random_directions(white.shape[1], DIRECTIONS, generator=stream(0)).double()
+        ),
         "cvm_null": median_cvm(gaussian @ directions),
         "effective_rank": float(torch.exp(-(share * share.clamp_min(1e-300).log()).sum())),
     }

@@ -1,6 +1,6 @@
 """Does novelty foretell failure? AUROC of k-NN novelty for each representation (tab. probe-full, probe-atlas)."""
 
-from pathlib import Path
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -9,20 +9,19 @@ from torch import Tensor
 
 from atlas_wm.diagnose.bootstrap import interval, resamples
 from atlas_wm.diagnose.subject import Subject
-from atlas_wm.errors import UserError
 from atlas_wm.geometry import knn_novelty
-from atlas_wm.run_folder import read_json
 
 NEIGHBOURS = 50
 
 
-def probe(subject: Subject, offset: int) -> dict[str, Any]:
+def probe(subject: Subject, episodes: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """The episodes are those of the run's evaluation; their last three states are shown to the model again."""
-    episodes = evaluated_episodes(subject.run, offset)
     lengths = [len(e["last_states"]) for e in episodes]
     states = np.concatenate([np.asarray(e["last_states"], subject.data.states.dtype) for e in episodes])
     seen, bank = subject.look(subject.states_frames(states), subject.probed_blocks), subject.bank
-    named = {f"L{block}": (a, b) for block, a, b in zip(subject.probed_blocks, seen.blocks, bank.blocks, strict=True)}
+    named = {
+        f"L{block}": (a, b) for block, a, b in zip(subject.probed_blocks, seen.blocks, bank.blocks, strict=True)
+    }
     named |= {"patch": (seen.patch, bank.patch), "cls": (seen.cls, bank.cls), "z": (seen.z, bank.z)}
     named["oracle"] = torch.from_numpy(states), torch.from_numpy(subject.data.states[subject.bank_rows])
     failed = np.array([not e["success"] for e in episodes])
@@ -44,39 +43,19 @@ def probe(subject: Subject, offset: int) -> dict[str, Any]:
     return result
 
 
-def evaluated_episodes(run: Path, offset: int) -> list[dict[str, Any]]:
-    """Of the first evaluation seed of the run's largest evaluation at this offset."""
-    reports = [read_json(path) for path in sorted((run / "evaluation").glob("*.json"))]
-    fitting = [r for r in reports if r["protocol"]["offset"] == offset]
-    if not fitting:
-        raise UserError(
-            f"{run} has no evaluation at offset {offset}: run `atlas eval {run} --offset {offset}` first"
-        )
-    best = max(fitting, key=lambda report: report["protocol"]["episodes"])
-    episodes = best["model"]["episodes"][str(best["protocol"]["seeds"][0])]
-    if any("last_states" not in e for e in episodes):
-        raise UserError(f"the evaluation of {run} is of an older version: run `atlas eval {run}` again")
-    return [{**e, "seed": best["protocol"]["seeds"][0], "budget": best["protocol"]["budget"]} for e in episodes]
-
-
 def auroc(scores: np.ndarray, failed: np.ndarray) -> float | None:
     """The chance that a failed episode scores higher than one that did not; ties count half. None without both."""
     high, low = scores[failed], scores[~failed]
     if not len(high) or not len(low):
         return None
-    wins = (high[:, None] > low).mean() + 0.5 * (high[:, None] == low).mean()
-    return float(wins)
+    return float((high[:, None] > low).mean() + 0.5 * (high[:, None] == low).mean())
 
 
 def _auroc_with_interval(scores: np.ndarray, failed: np.ndarray) -> dict[str, Any]:
     draws = [auroc(scores[some], failed[some]) for some in resamples(len(scores))]
-    known = np.array([value for value in draws if value is not None])
-    low, high = interval(known) if len(known) else (None, None)
-    return {
-        "auroc": auroc(scores, failed),
-        "low": None if low is None else float(low),
-        "high": None if high is None else float(high),
-    }
+    known = [value for value in draws if value is not None]
+    low, high = map(float, interval(np.array(known))) if known else (None, None)
+    return {"auroc": auroc(scores, failed), "low": low, "high": high}
 
 
 def _means(values: Tensor, lengths: list[int]) -> np.ndarray:

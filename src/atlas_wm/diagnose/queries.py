@@ -4,16 +4,22 @@ A function of the dataset and a few numbers, of no model: runs that are diagnose
 """
 
 import hashlib
+import zlib
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from zipfile import BadZipFile
 
 import numpy as np
 
 from atlas_wm.data.dataset import EpisodeData
 from atlas_wm.diagnose.simulate import Simulator
 from atlas_wm.diagnose.subject import OnProgress
+from atlas_wm.errors import UserError
 from atlas_wm.evaluate.protocol import Protocol, draw_starts
+from atlas_wm.normalize import Normalizer
 from atlas_wm.run_folder import write_atomically
+from atlas_wm.tasks import task_id
 
 
 @dataclass(frozen=True)
@@ -25,6 +31,10 @@ class QuerySettings:
     offset: int = 50
     """Rows between start and goal."""
     seed: int = 0
+
+    def __post_init__(self) -> None:
+        if min(self.queries, self.horizon, self.offset) < 1 or self.candidates < 2:
+            raise UserError("--queries and --offset must be at least 1, --candidates at least 2")
 
 
 @dataclass(frozen=True)
@@ -39,24 +49,40 @@ class Queries:
 
 
 def shared_queries(
-    data: EpisodeData, settings: QuerySettings, simulator: Simulator, file: Path, on_progress: OnProgress
+    data: EpisodeData,
+    settings: QuerySettings,
+    simulator: Simulator,
+    file: Path,
+    others: Sequence[Path],
+    on_progress: OnProgress,
 ) -> Queries:
-    """Drawn from the dataset and simulated, or read from ``file`` if it holds these very ones."""
-    rows = draw_starts(data, Protocol(settings.offset, episodes=settings.queries), settings.seed)
-    key = hashlib.sha256(f"{data.content_hash()} {data.frameskip} {settings}".encode()).hexdigest()[:16]
+    """Drawn from the dataset and simulated, or read from ``file`` or another that holds these very ones."""
+    # The demonstration has to last as long as the other candidates.
+    ahead = max(settings.offset, settings.horizon * data.frameskip)
+    rows = draw_starts(data, Protocol(ahead, episodes=settings.queries), settings.seed)
+    made_of = f"{task_id(data.task)} {data.content_hash()} {data.frameskip} {settings}"
+    key = hashlib.sha256(made_of.encode()).hexdigest()[:16]
     actions = candidate_actions(data, rows, settings)
-    if file.exists():
+    states = next((s for known in (file, *others) if (s := _stored_states(known, key)) is not None), None)
+    if states is None:
+        answers = []
+        for answer in simulator.futures(data.task, data.states[rows], actions):
+            answers.append(answer)
+            on_progress(len(answers), len(rows))
+        states = np.stack(answers)
+    if _stored_states(file, key) is None:
+        with write_atomically(file) as temporary, temporary.open("wb") as out:
+            np.savez_compressed(out, key=key, states=states)
+    return Queries(rows, rows + settings.offset, actions, states, key)
+
+
+def _stored_states(file: Path, key: str) -> np.ndarray | None:
+    """None where there is no file, a damaged one, or one with other queries."""
+    try:
         with np.load(file) as stored:
-            if str(stored["key"]) == key:
-                return Queries(rows, rows + settings.offset, actions, stored["states"], key)
-    states = []
-    for answer in simulator.futures(data.task, data.states[rows], actions):
-        states.append(answer)
-        on_progress(len(states), len(rows))
-    queries = Queries(rows, rows + settings.offset, actions, np.stack(states), key)
-    with write_atomically(file) as temporary, temporary.open("wb") as out:
-        np.savez_compressed(out, key=key, states=queries.states)
-    return queries
+            return stored["states"] if str(stored["key"]) == key else None
+    except (OSError, ValueError, KeyError, EOFError, BadZipFile, zlib.error):
+        return None
 
 
 def candidate_actions(data: EpisodeData, rows: np.ndarray, settings: QuerySettings) -> np.ndarray:
@@ -70,11 +96,11 @@ def candidate_actions(data: EpisodeData, rows: np.ndarray, settings: QuerySettin
     real = np.nan_to_num(data.actions)
     starts = draw_starts(data, Protocol(steps, episodes=min(10_000, _valid(data, steps))), settings.seed + 1)
     actions = np.empty((len(rows), settings.candidates, steps, real.shape[1]), np.float32)
-    mean, std = real.mean(axis=0), real.std(axis=0)
+    usual = Normalizer.fit(data.actions)
     noisy = settings.candidates // 2
     for query, row in enumerate(rows):
         actions[query, 0] = real[row : row + steps]
-        actions[query, 1:noisy] = rng.normal(mean, std, (noisy - 1, steps, real.shape[1]))
+        actions[query, 1:noisy] = rng.normal(usual.mean, usual.std, (noisy - 1, steps, real.shape[1]))
         others = rng.choice(starts, settings.candidates - noisy)
         actions[query, noisy:] = real[others[:, None] + np.arange(steps)]
     return actions.reshape(len(rows), settings.candidates, settings.horizon, data.frameskip, -1)

@@ -35,7 +35,7 @@ class Simulator:
             self._pool.shutdown(cancel_futures=True)
 
     def futures(self, task: Task, starts: np.ndarray, actions: np.ndarray) -> Iterator[np.ndarray]:
-        """For each of Q start states (Q, s), in order: the states (C, H, s) after each block of the action sequences.
+        """For each of Q start states (Q, s), in order: the states (C, H, s) after each block of its sequences.
 
         actions: (Q, C, H, frameskip, A) in the environment's units.
         """

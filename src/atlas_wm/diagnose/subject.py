@@ -1,5 +1,6 @@
 """A frozen model under diagnosis, and what it makes of frames."""
 
+import hashlib
 from collections.abc import Callable, Sequence
 from functools import cached_property
 from pathlib import Path
@@ -13,6 +14,7 @@ from atlas_wm.diagnose.simulate import Simulator
 from atlas_wm.evaluate.protocol import training_rows
 from atlas_wm.geometry import Scale
 from atlas_wm.models.world_model import Features, WorldModel
+from atlas_wm.run_folder import WEIGHTS
 from atlas_wm.tasks import get_task
 
 BANK = 1500  # training frames that distances and novelties refer to (Appendix diagnostic)
@@ -29,12 +31,23 @@ class Subject:
         self.info = self.model.run
         encoder = self.info.config.model.encoder
         self.data = EpisodeData(
-            data_path or self.info.data.path, get_task(self.info.task), encoder.image_size, self.model.config.frameskip
+            data_path or self.info.data.path,
+            get_task(self.info.task),
+            encoder.image_size,
+            self.model.config.frameskip,
         )
 
     @property
     def device(self) -> torch.device:
         return next(self.model.parameters()).device
+
+    @cached_property
+    def data_hash(self) -> str:
+        return self.data.content_hash()
+
+    @cached_property
+    def weights_hash(self) -> str:
+        return hashlib.sha256((self.run / WEIGHTS).read_bytes()).hexdigest()[:16]
 
     @cached_property
     def bank_rows(self) -> np.ndarray:
@@ -72,17 +85,20 @@ class Subject:
     @torch.inference_mode()
     def look(self, frames: Tensor, blocks: Sequence[int] = ()) -> Features:
         """(n, 3, S, S) uint8 → features on the CPU, in float32"""
-        parts = [self.model.features(some.to(self.device), blocks) for some in frames.split(FRAMES_AT_ONCE)]
-        by_block = [torch.cat([part.blocks[i] for part in parts]).cpu() for i in range(len(blocks))]
-        patch, cls = (torch.cat([getattr(part, name) for part in parts]).cpu() for name in ("patch", "cls"))
-        return Features(by_block, patch, cls, torch.cat([flat(part.z, 1) for part in parts]).cpu())
+        parts = []
+        for some in frames.split(FRAMES_AT_ONCE):
+            seen = self.model.features(some.to(self.device), blocks)
+            parts.append([x.cpu() for x in (*seen.blocks, seen.patch, seen.cls, flat(seen.z, 1))])
+        *by_block, patch, cls, z = (torch.cat(pieces) for pieces in zip(*parts, strict=True))
+        return Features(by_block, patch, cls, z)
 
     @torch.inference_mode()
     def imagine(self, frame: Tensor, actions: np.ndarray) -> Tensor:
         """One frame (1, 3, S, S) and C sequences of raw actions (C, H, frameskip, A) → latents (C, H, d)"""
-        standardised = self.model.normalizer.apply(torch.from_numpy(actions).float()).flatten(2)[None].to(self.device)
+        standardised = self.model.normalizer.apply(torch.from_numpy(actions).float()).flatten(2).to(self.device)
         z = self.model.encode(frame.to(self.device))
-        return flat(self.model.rollout(z, standardised)[0], 2).cpu()
+        some_at_once = standardised.split(self.info.config.plan.candidate_chunk or len(standardised))
+        return torch.cat([flat(self.model.rollout(z, some[None])[0], 2).cpu() for some in some_at_once])
 
 
 def flat(z: Tensor, leading: int) -> Tensor:

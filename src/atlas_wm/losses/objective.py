@@ -32,7 +32,8 @@ class Losses(NamedTuple):
     terms: dict[str, Tensor]  # unweighted
 
 
-Term = Callable[[ClipLatents, ObjectiveConfig, torch.Generator | None], Tensor]
+Draw = torch.Generator | Tensor | None  # draws the directions, or they themselves: (d, L)
+Term = Callable[[ClipLatents, ObjectiveConfig, Draw], Tensor]
 
 
 def _inverse(clips: ClipLatents) -> Tensor:
@@ -40,11 +41,15 @@ def _inverse(clips: ClipLatents) -> Tensor:
     return prediction(clips.inverse, clips.actions)
 
 
+def _directions(config: ObjectiveConfig, draw: Draw) -> tuple[int | Tensor, torch.Generator | None]:
+    return (draw, None) if isinstance(draw, Tensor) else (config.directions, draw)
+
+
 # The marginal regularisers treat each time step as a statistic over the batch, so time leads: (T, B, d).
 TERMS: dict[str, Term] = {
     "prediction": lambda c, _o, _g: prediction(c.predicted, c.z[:, 1:]),
-    "wemreg": lambda c, o, g: wemreg(c.z.transpose(0, 1), o.directions, g),
-    "sigreg": lambda c, o, g: sigreg(c.z.transpose(0, 1), o.directions, g),
+    "wemreg": lambda c, o, g: wemreg(c.z.transpose(0, 1), *_directions(o, g)),
+    "sigreg": lambda c, o, g: sigreg(c.z.transpose(0, 1), *_directions(o, g)),
     "relational": lambda c, _o, _g: relational(c.z, c.anchor),
     "std": lambda c, _o, _g: std(centred(c.z)),
     "std_t": lambda c, _o, _g: std(centred(c.z).transpose(0, 1)),
@@ -70,11 +75,11 @@ def own_term(name: str, clips: ClipLatents) -> Tensor:
     return value
 
 
-def objective(clips: ClipLatents, config: ObjectiveConfig, generator: torch.Generator | None = None) -> Losses:
-    """The weighted sum over the terms of the config; ``generator`` draws the directions."""
+def objective(clips: ClipLatents, config: ObjectiveConfig, draw: Draw = None) -> Losses:
+    """The weighted sum over the terms of the config. ``draw``: a generator of directions, or directions (d, L)."""
     weights = config.weights
     terms = {
-        name: TERMS[name](clips, config, generator) if name in TERMS else own_term(name, clips) for name in weights
+        name: TERMS[name](clips, config, draw) if name in TERMS else own_term(name, clips) for name in weights
     }
     total = torch.stack([weights[name] * value for name, value in terms.items()]).sum()
     return Losses(total, terms)

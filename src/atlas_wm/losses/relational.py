@@ -12,6 +12,23 @@ import torch
 from torch import Tensor
 
 EPSILON_0 = 1e-6
+COINCIDE = 1e-13  # squared distances below this share of the squared lengths are rounding
+
+
+def gram_distances(x: Tensor) -> Tensor:
+    """Distances of all pairs by a matrix product in float64: (N, m) → (N, N).
+
+    In float32 it would lose small distances to cancellation. In float64 it loses those below 3e-7 of the samples'
+    distance from their mean: they are 0, and so is their gradient.
+    """
+    wide = x.double()
+    wide = wide - wide.mean(dim=0)
+    products = wide @ wide.T
+    lengths = products.diagonal()
+    sums = lengths[:, None] + lengths
+    squares = sums - 2 * products
+    apart = squares > COINCIDE * sums
+    return squares.where(apart, 1).sqrt().where(apart, 0).to(x)
 
 
 def normalized_distances(x: Tensor) -> Tensor:
@@ -22,8 +39,10 @@ def normalized_distances(x: Tensor) -> Tensor:
     x = x if x.dtype == torch.float64 else x.float()
     with torch.autocast(x.device.type, enabled=False):
         scaled = x / (x.std(dim=0, correction=0) + EPSILON_0)
-        # The matrix-product form of cdist loses small distances to cancellation: not used.
-        distances = torch.cdist(scaled, scaled, compute_mode="donot_use_mm_for_euclid_dist")
+        if x.is_cuda:  # where cdist takes ten times as long
+            distances = gram_distances(scaled)
+        else:  # the matrix-product form of cdist loses small distances to cancellation: not used
+            distances = torch.cdist(scaled, scaled, compute_mode="donot_use_mm_for_euclid_dist")
         return distances / distances.mean().clamp_min(torch.finfo(distances.dtype).tiny)
 
 

@@ -32,6 +32,19 @@ def gaussian_cells(n: int) -> tuple[Tensor, float]:
     return torch.from_numpy(means), float(1 - np.mean(means**2))
 
 
+@lru_cache(maxsize=64)
+def _kept_cells(n: int, device: torch.device, dtype: torch.dtype) -> tuple[Tensor, float]:
+    """The same on a device: a copy at every step would wait for the GPU, and cannot be captured in a graph."""
+    means, kappa = gaussian_cells(n)
+    with torch.inference_mode(False):  # else training could not use what an evaluation made
+        return means.to(device, dtype), kappa
+
+
+@torch.compiler.assume_constant_result
+def _cells(n: int, device: torch.device, dtype: torch.dtype) -> tuple[Tensor, float]:
+    return _kept_cells(n, device, dtype)
+
+
 def wemreg(z: Tensor, directions: int | Tensor = 1024, generator: torch.Generator | None = None) -> Tensor:
     """Mean W₂² between the projected batch and N(0, 1), a scalar.
 
@@ -39,5 +52,5 @@ def wemreg(z: Tensor, directions: int | Tensor = 1024, generator: torch.Generato
     own, and all of them see the same directions: a number to draw afresh, or a tensor (d, L).
     """
     ordered = project(z, directions, generator).sort(dim=-2).values  # (..., N, L)
-    means, kappa = gaussian_cells(ordered.shape[-2])
-    return (ordered - means.to(ordered)[:, None]).square().mean() + kappa
+    means, kappa = _cells(ordered.shape[-2], ordered.device, ordered.dtype)
+    return (ordered - means[:, None]).square().mean() + kappa

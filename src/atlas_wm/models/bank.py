@@ -18,7 +18,7 @@ NEIGHBOURS = 50
 
 @dataclass(frozen=True)
 class LatentBank:
-    """A point for each of N training frames, on the CPU: MPS has no float64.
+    """A point for each of N training frames, kept on the CPU.
 
     The point of a frame is its latent (d,), or the mean of its patch tokens (K, w) where those are the latent.
     """
@@ -29,7 +29,7 @@ class LatentBank:
     @classmethod
     def of(cls, latents: Iterable[Tensor]) -> "LatentBank":
         """From batches of latents, (n, …) each."""
-        points = torch.cat([_points(some) for some in latents])
+        points = torch.cat([_points(some).cpu() for some in latents])
         return cls(points, knn_novelty(points, points, _neighbours(points), leave_one_out=True))
 
     def percentiles(self, latents: Tensor) -> Tensor:
@@ -38,7 +38,11 @@ class LatentBank:
         Novelty is the mean distance to the nearest 50 points, each coordinate standardised over the bank. A latent
         that is not a number counts as 100.
         """
-        return percentile(knn_novelty(_points(latents), self.points, _neighbours(self.points)), self.novelty)
+        queries = _points(latents)
+        if queries.device.type == "mps":
+            queries = queries.cpu()  # MPS has no float64
+        points, novelty = self.points.to(queries.device), self.novelty.to(queries.device)
+        return percentile(knn_novelty(queries, points, _neighbours(points)), novelty)
 
     @classmethod
     def read(cls, folder: str | Path, width: int) -> "LatentBank | None":
@@ -62,7 +66,8 @@ class LatentBank:
 
 
 def _points(latents: Tensor) -> Tensor:
-    return (latents.mean(dim=1) if latents.ndim == 3 else latents).float().cpu()
+    """(n, …) → (n, m)"""
+    return (latents.mean(dim=1) if latents.ndim == 3 else latents).float()
 
 
 def _neighbours(points: Tensor) -> int:

@@ -6,8 +6,10 @@ from functools import partial
 from typing import Any, NamedTuple
 
 import torch
+from timm.layers import PatchEmbed
 from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor, nn
+from torch.nn.functional import linear
 
 from atlas_wm.config import EncoderConfig
 from atlas_wm.errors import UserError
@@ -35,6 +37,16 @@ def sincos_positions(width: int, grid: int) -> Tensor:
     return torch.cat([wave(angle) for angle in angles for wave in (torch.sin, torch.cos)], dim=1)
 
 
+class PatchProduct(PatchEmbed):
+    """timm's convolution as the matrix product it is, since patches do not overlap: much faster on a GPU."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(N, 3, H, W) → (N, H/p, W/p, w)"""
+        high, wide = self.patch_size
+        patches = x.unflatten(3, (-1, wide)).unflatten(2, (-1, high)).permute(0, 2, 4, 1, 3, 5).flatten(3)
+        return linear(patches, self.proj.weight.flatten(1), self.proj.bias)
+
+
 class ViTEncoder(nn.Module):
     mean: Tensor
     std: Tensor
@@ -52,6 +64,7 @@ class ViTEncoder(nn.Module):
             norm_layer=partial(nn.LayerNorm, eps=config.norm_eps),
             num_classes=0,
             global_pool="",
+            embed_layer=PatchProduct,
             dynamic_img_size=True,  # positions are interpolated at other sizes
         )
         if config.positions == "sincos":

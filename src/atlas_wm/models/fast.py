@@ -20,7 +20,7 @@ from atlas_wm.models.layers import AdaLNBlock, CausalAttention
 from atlas_wm.models.predictors import CausalPredictor
 
 
-class _Product(NamedTuple):
+class Product(NamedTuple):
     weight: Tensor
     bias: Tensor | None
 
@@ -28,11 +28,11 @@ class _Product(NamedTuple):
         return linear(x, self.weight, self.bias)
 
 
-class _BlockWeights(NamedTuple):
-    qkv: _Product
-    out: _Product
-    up: _Product
-    down: _Product
+class BlockWeights(NamedTuple):
+    qkv: Product
+    out: Product
+    up: Product
+    down: Product
 
 
 def _after_norm(layer: nn.Linear, norm: nn.LayerNorm) -> tuple[Tensor, Tensor]:
@@ -55,8 +55,8 @@ class FastTerminal:
 
     @torch.no_grad()
     def __init__(self, predictor: CausalPredictor, dtype: torch.dtype = torch.float32):
-        def product(weight: Tensor, bias: Tensor | None) -> _Product:
-            return _Product(weight.to(dtype), None if bias is None else bias.to(dtype))
+        def product(weight: Tensor, bias: Tensor | None) -> Product:
+            return Product(weight.to(dtype), None if bias is None else bias.to(dtype))
 
         self.dtype, self.history = dtype, predictor.history
         smooth, widen, narrow = (m for m in predictor.action_encoder.modules() if isinstance(m, nn.Linear))
@@ -77,7 +77,7 @@ class FastTerminal:
             assert isinstance(attention, CausalAttention)
             self.heads = attention.heads
             self.blocks.append(
-                _BlockWeights(
+                BlockWeights(
                     product(*_after_norm(attention.to_qkv, block.attention_norm)),
                     product(attention.out.weight, attention.out.bias),
                     product(*_after_norm(block.mlp.up, block.mlp_norm)),
@@ -94,45 +94,40 @@ class FastTerminal:
         batch, samples, horizon, _ = actions.shape
         embedded = self.action_out(silu(self.action_in(actions.to(self.dtype).flatten(0, 1))))  # (N, H, w)
         modulation = self.modulation(silu(embedded)).unflatten(-1, (len(self.blocks), 6, -1))  # (N, H, L, 6, w)
-        latents = [z.to(self.dtype).repeat_interleave(samples, dim=0)]
-        kept: list[tuple[Tensor, Tensor] | None] = [None] * len(self.blocks)
+        latent = z.to(self.dtype).repeat_interleave(samples, dim=0)
+        tokens: list[Tensor] = []
+        kept: list[Tensor] = []
         for step in range(horizon):
-            if step < self.history:
-                x = self._token(latents[step], step)[:, None]
-                x, kept = self._blocks(x, modulation[:, step : step + 1], kept)
-            else:
-                first = step + 1 - self.history
-                x = torch.stack([self._token(z, i) for i, z in enumerate(latents[first:])], dim=1)
-                x, _ = self._blocks(x, modulation[:, first : step + 1], [None] * len(self.blocks))
-            x = layer_norm(x[:, -1], x.shape[-1:])
-            latents.append(self.head_out(gelu(self.head_in(x))))
-        return latents[-1].float().unflatten(0, (batch, samples))
+            tokens.append(latent if self.enter is None else self.enter(latent))
+            place = step if step < self.history else 0
+            first = step if step < self.history else step + 1 - self.history
+            window = torch.stack(tokens[first:], dim=1)
+            latent, kept = self.step(window, place, modulation[:, first : step + 1], kept)
+        return latent.float().unflatten(0, (batch, samples))
 
-    def _token(self, z: Tensor, place: int) -> Tensor:
-        return (z if self.enter is None else self.enter(z)) + self.positions[place]
+    def step(
+        self, tokens: Tensor, place: int, modulation: Tensor, kept: list[Tensor]
+    ) -> tuple[Tensor, list[Tensor]]:
+        """The latent after new tokens (N, n, w), the first of which has this place in the window.
 
-    def _blocks(
-        self, x: Tensor, modulation: Tensor, kept: list[tuple[Tensor, Tensor] | None]
-    ) -> tuple[Tensor, list[tuple[Tensor, Tensor] | None]]:
-        """x: (N, n, w) new tokens behind those kept; of the last block only the last token is computed."""
-        keep: list[tuple[Tensor, Tensor] | None] = []
-        width = x.shape[-1:]
-        for number, (block, past) in enumerate(zip(self.blocks, kept, strict=True)):
-            last = number == len(self.blocks) - 1
+        ``kept``: the q, k, v of the tokens before them, (N, place, 3·h·e) for each block. Of the last block only
+        the last token is computed.
+        """
+        keep: list[Tensor] = []
+        width = tokens.shape[-1:]
+        x = tokens + self.positions[place : place + tokens.shape[1]]
+        for number, block in enumerate(self.blocks):
             shift_a, scale_a, gate_a, shift_m, scale_m, gate_m = modulation[:, :, number].unbind(dim=2)
             y = layer_norm(layer_norm(x, width, eps=1e-6) * (1 + scale_a) + shift_a, width)
-            q, k, v = block.qkv(y).unflatten(-1, (3, self.heads, -1)).unbind(dim=2)  # (N, n, h, e)
-            if past is not None:
-                k, v = torch.cat([past[0], k], dim=1), torch.cat([past[1], v], dim=1)
-            keep.append((k, v))
-            if last:
-                q, x, gate_a, shift_m, scale_m, gate_m = (
-                    t[:, -1:] for t in (q, x, gate_a, shift_m, scale_m, gate_m)
-                )
-            x = x + gate_a * block.out(_attend(q, k, v).flatten(-2))
+            qkv = block.qkv(y)
+            keep.append(torch.cat([kept[number], qkv], dim=1) if place else qkv)
+            if number == len(self.blocks) - 1:
+                x, gate_a, shift_m, scale_m, gate_m = (t[:, -1:] for t in (x, gate_a, shift_m, scale_m, gate_m))
+            q, k, v = keep[-1].unflatten(-1, (3, self.heads, -1)).unbind(dim=2)  # (N, m, h, e)
+            x = x + gate_a * block.out(_attend(q[:, -x.shape[1] :], k, v).flatten(-2))
             y = layer_norm(layer_norm(x, width, eps=1e-6) * (1 + scale_m) + shift_m, width)
             x = x + gate_m * block.down(gelu(block.up(y)))
-        return x, keep
+        return self.head_out(gelu(self.head_in(layer_norm(x[:, -1], width)))), keep
 
 
 def _attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:

@@ -9,17 +9,10 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from atlas_wm.report.naming import NAMES
+
 Report = dict[str, Any]  # one evaluation/*.json
 HALVES = {"id": "ID half", "ood": "OOD half"}  # by novelty of the demonstration
-NAMES = {
-    "atlas": "ATLAS",
-    "lewm": "LeWM",
-    "lewm+ood": "LeWM + OOD-recovery",
-    "wemreg": "WEMReg alone",
-    "pldm": "PLDM",
-    "dino-wm": "DINO-WM",
-    "fast-wm": "FAST-WM",
-}
 
 
 def condition(report: Report) -> str:
@@ -37,35 +30,44 @@ def success_rows(reports: Sequence[Report]) -> list[dict[str, Any]]:
         here = [r for r in reports if condition(r) == where]
         floors = [r["random"] for r in here if "random" in r]
         if floors:
-            rows.append(_row("Random actions", where, floors[:1]))  # the same episodes for every run
+            rows.append(success_row("Random actions", where, floors[:1]))  # the same episodes for every run
         for method in dict.fromkeys(r["method"] for r in here):
-            rows.append(_row(NAMES.get(method, method), where, [r["model"] for r in here if r["method"] == method]))
+            rows.append(
+                success_row(NAMES.get(method, method), where, [r["model"] for r in here if r["method"] == method])
+            )
     return rows
 
 
-def _row(name: str, where: str, results: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    if len(results) > 1:
-        rates, spread_over = [r["success_mean"] for r in results], "runs"
-    else:
-        rates, spread_over = list(results[0]["success_by_seed"].values()), "evaluation seeds"
+def rate(results: Sequence[dict[str, Any]], half: str = "") -> tuple[float | None, float | None]:
+    """Success in percent and its spread, of all episodes or of a half: over runs, or over seeds of one run."""
+    key = f"success_{half}" if half else "success"
+    several = [r.get(f"{key}_mean") for r in results]
+    rates = [
+        v for v in (several if len(results) > 1 else results[0].get(f"{key}_by_seed", {}).values()) if v is not None
+    ]
+    return (mean(rates) if rates else None), (pstdev(rates) if len(rates) > 1 else None)
+
+
+def success_row(name: str, where: str, results: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    success, spread = rate(results)
+    over = "runs" if len(results) > 1 else "evaluation seeds"
     plans = sum(r["plans"] for r in results)
-    halves = {f"success_{half}_percent": _mean([r.get(f"success_{half}_mean") for r in results]) for half in HALVES}
     return {
         "policy": name,
         "condition": where,
-        "success_percent": round(mean(rates), 2),
-        "std": round(pstdev(rates), 2) if len(rates) > 1 else None,
-        "std_over": spread_over if len(rates) > 1 else None,
+        "success_percent": _round(success),
+        "std": _round(spread),
+        "std_over": over if spread is not None else None,
         "episodes": sum(len(e) for r in results for e in r["episodes"].values()),
         "solved_at_start_percent": round(mean(r["solved_at_start"] for r in results), 2),
-        **halves,
-        "seconds_per_plan": round(sum(r["seconds"] for r in results) / plans, 4),
+        **{f"success_{half}_percent": _round(rate(results, half)[0]) for half in HALVES},
+        **{f"success_{half}_std": _round(rate(results, half)[1]) for half in HALVES},
+        "seconds_per_plan": round(sum(r["seconds"] for r in results) / plans, 4) if plans else None,
     }
 
 
-def _mean(values: Sequence[float | None]) -> float | None:
-    known = [v for v in values if v is not None]
-    return round(mean(known), 2) if known else None
+def _round(value: float | None, digits: int = 2) -> float | None:
+    return None if value is None else round(value, digits)
 
 
 def _cells(rows: Sequence[dict[str, Any]]) -> tuple[list[str], list[list[str]]]:

@@ -1,16 +1,16 @@
 """Training: from a dataset and a configuration to a run folder."""
 
+import math
 import os
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
 from lightning.fabric import Fabric
 from torch import Tensor, nn
-from torch.optim.lr_scheduler import LambdaLR
 
 from atlas_wm.config import RunConfig, TrainConfig
 from atlas_wm.data.clips import Batch, ClipDataset
@@ -27,6 +27,7 @@ from atlas_wm.streams import stream
 from atlas_wm.tasks import Task, task_id
 from atlas_wm.train.metrics import MetricsLog
 from atlas_wm.train.schedule import warmup_cosine
+from atlas_wm.train.step import make_step, precision_of
 from atlas_wm.versions import versions
 
 VALIDATION_BATCHES = 4
@@ -53,12 +54,14 @@ def train(
     recipe: str,
     device: str = "auto",
     overwrite: bool = False,
+    plain: bool = False,
     on_progress: Callable[[Progress], None] = lambda progress: None,
     on_encoded: Callable[[int, int], None] = lambda done, total: None,
 ) -> Path:
     """Train on the dataset and leave a complete run folder at ``out``.
 
-    ``on_encoded(done, total)`` follows the frames that a frozen encoder reads beforehand.
+    ``plain``: every step as it is written, also on a GPU. ``on_encoded(done, total)`` follows the frames that a
+    frozen encoder reads beforehand.
     """
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
         raise UserError("training runs in one process so far: start `atlas train` without torchrun")
@@ -89,7 +92,7 @@ def train(
             for clips in (ready.training, ready.validation)
         )
         with MetricsLog(folder, metric_names(config)) as log:
-            fit(model, training, validation, config, where, log.write, on_progress)
+            fit(model, training, validation, config, where, log.write, on_progress, plain=plain)
         if tokens is not None:
             tokens.path.unlink()
         model.remember(ready.some_frames())
@@ -136,8 +139,10 @@ def fit(
     device: torch.device,
     write: Callable[[int, dict[str, float]], None],
     on_progress: Callable[[Progress], None] = lambda progress: None,
+    *,
+    plain: bool = False,
 ) -> None:
-    """The loop itself. The model is trained in place and left in eval mode."""
+    """The loop itself. The model is trained in place and left in eval mode. ``plain``: no captured steps."""
     settings = config.train
     fabric = Fabric(
         accelerator=device.type,
@@ -146,21 +151,17 @@ def fit(
     )
     batches = EpochBatches(len(training), settings.batch, steps_of(settings, len(training)), settings.seed)
     loader = make_loader(training, batches, settings.workers, pin=device.type == "cuda")
-    optimizer = torch.optim.AdamW(
-        [p for p in model.parameters() if p.requires_grad], lr=settings.lr, weight_decay=settings.weight_decay
-    )
-    wrapped, optimizer = fabric.setup(model, optimizer)
-    schedule = LambdaLR(optimizer, warmup_cosine(len(batches), settings.warmup))
+    wrapped = fabric.setup_module(model)
+    update = make_step(fabric, model, wrapped, config, len(batches), plain)
+    factor = warmup_cosine(len(batches), settings.warmup)
 
     model.train()
     window: list[Losses] = []
     started = mark = time.perf_counter()
     for step, batch in enumerate(fabric.setup_dataloaders(loader), start=1):
-        directions = stream(settings.seed, 2, step, device=device)
-        losses, norm = train_step(fabric, wrapped, optimizer, batch, config, directions)
+        rate = settings.lr * factor(step - 1)
+        losses, norm = update(batch, stream(settings.seed, 2, step, device=device), rate)
         window.append(losses)
-        rate = float(schedule.get_last_lr()[0])
-        schedule.step()
 
         last = step == len(batches)
         if step % settings.log_every and not last:
@@ -171,6 +172,8 @@ def fit(
         window = []
         row: dict[str, float] = {"epoch": step / batches.steps_per_epoch, **values, "lr": rate}
         row["grad_norm"] = float(norm)
+        if not math.isfinite(row["grad_norm"]):
+            raise UserError(f"the gradient is not finite at step {step}: lower --train.lr")
         row["clips_per_second"] = speed
         total = values.pop("total")
         left = (now - started) / step * (len(batches) - step)
@@ -182,30 +185,6 @@ def fit(
             mark = time.perf_counter()
         write(step, row)
     model.eval()
-
-
-def train_step(
-    fabric: Fabric,
-    model: nn.Module,
-    optimizer: torch.optim.Optimizer,
-    batch: Batch,
-    config: RunConfig,
-    directions: torch.Generator,
-) -> tuple[Losses, Tensor]:
-    """One update. Returns the losses, detached, and the gradient norm before clipping."""
-    losses = objective(model(batch.frames, batch.actions), config.objective, directions)
-    fabric.backward(losses.total)
-    norm = fabric.clip_gradients(model, optimizer, max_norm=config.train.clip)
-    assert norm is not None  # it is for max_norm
-    optimizer.step()
-    optimizer.zero_grad()
-    return Losses(losses.total.detach(), {name: t.detach() for name, t in losses.terms.items()}), norm
-
-
-def precision_of(settings: TrainConfig, device: torch.device) -> Literal["32-true", "bf16-mixed"]:
-    if settings.precision == "auto":
-        return "bf16-mixed" if device.type == "cuda" else "32-true"
-    return settings.precision
 
 
 def steps_of(settings: TrainConfig, clips: int) -> int:

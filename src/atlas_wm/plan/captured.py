@@ -1,0 +1,143 @@
+"""The search of :mod:`atlas_wm.plan.cem` on a CUDA device, without gaps between its kernels.
+
+One iteration is captured as a CUDA graph and replayed; so are the encoding before and the rollout after it. Noise
+comes from a counter-based generator inside the graph, keyed by the episode: its candidates do not depend on the
+others in its batch. A graph has a fixed batch size; smaller batches are padded.
+"""
+
+from collections.abc import Callable, Sequence
+from itertools import chain
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from atlas_wm.config import PlanConfig
+from atlas_wm.errors import UserError
+from atlas_wm.models.fast import FastTerminal
+from atlas_wm.models.predictors import CausalPredictor
+from atlas_wm.models.world_model import WorldModel
+
+LARGEST_BATCH = 128  # episodes; the graphs of the paper's model take about 60 MB for each
+EXACT_BATCHES = 8  # above it, batch sizes are multiples of it
+
+
+class Found(NamedTuple):
+    """What a search knows in the end."""
+
+    z: Tensor  # (B, …)
+    z_goal: Tensor  # (B, …)
+    mean: Tensor  # (B, H, D) the answer
+    latents: Tensor  # (B, H, …) imagined along the answer
+
+
+def captured(function: Callable[[], Any], pool: Any) -> tuple[torch.cuda.CUDAGraph, Any]:
+    """A graph of what the function does on the device, and its result, which a replay fills anew."""
+    aside = torch.cuda.Stream()
+    aside.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(aside):  # once outside: kernels are compiled, libraries get their workspaces
+        function()
+    torch.cuda.current_stream().wait_stream(aside)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, pool=pool):
+        result = function()
+    return graph, result
+
+
+class CapturedSearch:
+    """``search(frames, goals, keys)`` finds plans for B episodes.
+
+    ``dtype``: of the products while candidates are compared: bfloat16, or float32 for the numbers of the plain
+    search. Frames are encoded, and the answer is rolled out, in float32 either way.
+    """
+
+    def __init__(self, model: WorldModel, config: PlanConfig, dtype: torch.dtype = torch.bfloat16):
+        from atlas_wm.models import kernels  # needs Triton
+
+        if not isinstance(model.predictor, CausalPredictor):
+            raise UserError(f"it is for the causal predictor, not for kind {model.config.predictor.kind}")
+        most = config.candidate_chunk or LARGEST_BATCH * config.candidates
+        self.largest = min(LARGEST_BATCH, most // config.candidates)
+        if self.largest < 1:
+            raise UserError("plan.candidate_chunk is smaller than plan.candidates")
+        self.model, self.config, self.dtype, self.kernels = model, config, dtype, kernels
+        self.pool = torch.cuda.graph_pool_handle()  # the graphs never run at the same time: they share their memory
+        self.stamp: list[tuple[int, int]] = []
+        self.batches: dict[int, _Batch] = {}
+
+    @torch.inference_mode()
+    def __call__(self, frames: Tensor, goals: Tensor, keys: Sequence[int]) -> Found:
+        """frames and goals: (B, 3, S, S) uint8 on any device; keys: a number for each plan, its noise."""
+        self._fold_weights()
+        parts = -(-len(keys) // self.largest)
+        each = -(-len(keys) // parts)
+        found = []
+        for i in range(0, len(keys), each):
+            mine = slice(i, i + each)
+            count = len(keys[mine])
+            size = (
+                count if count <= EXACT_BATCHES else min(-(-count // EXACT_BATCHES) * EXACT_BATCHES, self.largest)
+            )
+            if size not in self.batches:
+                self.batches[size] = _Batch(self, size, frames)
+            found.append(self.batches[size].search(frames[mine], goals[mine], keys[mine]))
+        return Found(*map(torch.cat, zip(*found, strict=True)))
+
+    def _fold_weights(self) -> None:
+        """Anew where the weights have changed since the last search."""
+        weights = chain(self.model.parameters(), self.model.buffers())
+        stamp = [(w.data_ptr(), 0 if w.is_inference() else w._version) for w in weights]
+        if stamp != self.stamp:
+            self.stamp, self.batches = stamp, {}
+            predictor = self.model.predictor
+            assert isinstance(predictor, CausalPredictor)
+            fast = self.kernels.TritonTerminal if self.dtype != torch.float32 else FastTerminal
+            self.terminal = fast(predictor, self.dtype)
+
+
+class _Batch:
+    """The graphs for one batch size, and the tensors they read and write."""
+
+    def __init__(self, search: CapturedSearch, size: int, frames: Tensor):
+        model, config, terminal = search.model, search.config, search.terminal
+        device = next(model.parameters()).device
+        self.size, self.iterations = size, config.iterations
+        self.frames = torch.zeros(2, size, *frames.shape[1:], dtype=torch.uint8, device=device)  # and goals
+        self.keys = torch.zeros(size, dtype=torch.int64, device=device)
+        iteration = torch.zeros(1, dtype=torch.int64, device=device)
+        self.mean = torch.zeros(size, config.horizon, model.config.frameskip * model.action_size, device=device)
+        std = torch.ones_like(self.mean)
+
+        def begin() -> Tensor:
+            self.mean.zero_()
+            std.fill_(1)
+            iteration.zero_()
+            return model.encode(self.frames.flatten(0, 1)).unflatten(0, (2, size))
+
+        def iterate() -> None:
+            candidates = search.kernels.draw_candidates(self.mean, std, self.keys, iteration, config.candidates)
+            cost = model.distance(terminal(self.z[0], candidates), self.z[1][:, None])
+            cheapest = cost.topk(config.elites, dim=1, largest=False).indices
+            elites = candidates.gather(1, cheapest[..., None, None].expand(-1, -1, *self.mean.shape[1:]))
+            torch.mean(elites, dim=1, out=self.mean)
+            torch.std(elites, dim=1, out=std)
+            iteration.add_(1)
+
+        def finish() -> Tensor:
+            return model.rollout(self.z[0], self.mean[:, None])[:, 0]
+
+        self.begin, self.z = captured(begin, search.pool)
+        self.begin.replay()
+        self.iterate, _ = captured(iterate, search.pool)
+        self.finish, self.latents = captured(finish, search.pool)
+
+    def search(self, frames: Tensor, goals: Tensor, keys: Sequence[int]) -> Found:
+        count = len(keys)
+        self.frames[0, :count].copy_(frames)
+        self.frames[1, :count].copy_(goals)
+        self.keys[:count].copy_(torch.tensor(keys, dtype=torch.int64))
+        self.begin.replay()
+        for _ in range(self.iterations):
+            self.iterate.replay()
+        self.finish.replay()
+        return Found(*(t[:count].clone() for t in (*self.z, self.mean, self.latents)))

@@ -1,0 +1,135 @@
+"""Films of planned episodes: strips, one method above the other, and an animation."""
+
+import base64
+import io
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.patches import Rectangle
+from PIL import Image
+
+from atlas_wm.report import captions
+from atlas_wm.report.look import BAD, GOOD, MUTED, Figure, Panel
+from atlas_wm.report.naming import NAMES, task_name
+from atlas_wm.report.runs import Study
+from atlas_wm.report.section import Section, diagnostic_notices
+from atlas_wm.run_folder import read_json, read_run
+
+MOST_EPISODES = 6
+LABEL_WIDTH = 1.75  # in frames
+INCHES_PER_FRAME = 0.98
+
+
+@dataclass(frozen=True)
+class Strip:
+    label: str
+    success: bool
+    steps: int
+    shown_steps: Sequence[int]
+    frames: Sequence[np.ndarray]  # (H, W, 3) uint8
+    goal: np.ndarray
+
+
+def draw_strips(axes: Axes, strips: Sequence[Strip], columns: int) -> None:
+    """One strip below the other in frame units: the name, the frames with their step, the goal at the right."""
+    for place, strip in enumerate(strips):
+        bottom = -1.22 * (place + 1)
+        colour = GOOD if strip.success else BAD
+        outcome = f"reached in {strip.steps}" if strip.success else f"not reached in {strip.steps}"
+        axes.text(-0.12, bottom + 0.62, strip.label, ha="right", va="center", fontsize=9, weight="bold")
+        axes.text(-0.12, bottom + 0.38, outcome, ha="right", va="center", fontsize=8.5, color=colour)
+        for column, (frame, step) in enumerate(zip(strip.frames, strip.shown_steps, strict=True)):
+            axes.imshow(frame, extent=(column, column + 0.96, bottom, bottom + 0.96))
+            axes.text(
+                column + 0.48, bottom + 1.0, f"step {step}", ha="center", va="bottom", fontsize=7.5, color=MUTED
+            )
+        left = columns + 0.12
+        axes.imshow(strip.goal, extent=(left, left + 0.96, bottom, bottom + 0.96))
+        axes.add_patch(Rectangle((left, bottom), 0.96, 0.96, fill=False, ec=colour, lw=2.5))
+        axes.text(left + 0.48, bottom + 1.0, "goal", ha="center", va="bottom", fontsize=7.5, color=MUTED)
+    axes.set(xlim=(-LABEL_WIDTH, columns + 1.12), ylim=(-1.22 * len(strips) - 0.03, 0))
+    axes.axis("off")
+
+
+def strips_panel(title: str, strips: Sequence[Strip]) -> Panel:
+    columns = max(len(strip.frames) for strip in strips)
+    width = INCHES_PER_FRAME * (LABEL_WIDTH + columns + 1.12)
+    height = INCHES_PER_FRAME * 1.22 * len(strips) + 0.35
+    return Panel(title, partial(draw_strips, strips=strips, columns=columns), height, width)
+
+
+def cases_section(study: Study) -> Section:
+    section = Section("cases", "Episodes, side by side", "What does success or failure look like?")
+    section.blocks += diagnostic_notices(study, "cases")
+    for task in study.tasks:
+        # One run for each group: films of several training seeds say little more.
+        shown = [(g, run) for g in study.of_task(task) for run in g.runs if "cases" in run.diagnostics]
+        shown = [(g, run) for i, (g, run) in enumerate(shown) if g not in [other for other, _ in shown[:i]]]
+        if not shown:
+            continue
+        films = {
+            run.name: {e["row"]: e for e in run.diagnostics["cases"]["result"]["episodes"]} for _, run in shown
+        }
+        rows = list(dict.fromkeys(row for film in films.values() for row in film))
+        rows.sort(key=lambda row: -sum(row in film for film in films.values()))  # those that all have, first
+        panels = []
+        for row in rows[:MOST_EPISODES]:
+            here = [(g, run, films[run.name][row]) for g, run in shown if row in films[run.name]]
+            novelty = here[0][2].get("novelty")
+            title = f"{task_name(task)}, start row {row}" + ("" if novelty is None else f", novelty {novelty:.2f}")
+            labels = [
+                g.label if len(g.runs) == 1 else f"{NAMES.get(g.method, g.method)} ({run.name})"
+                for g, run, _ in here
+            ]
+            panels.append(
+                strips_panel(title, [_strip(label, e) for label, (_, _, e) in zip(labels, here, strict=True)])
+            )
+        if panels:
+            name = "cases" if len(study.tasks) == 1 else f"cases-{task.rpartition(':')[-1]}"
+            section.blocks.append(Figure(name, f"{task_name(task)}: the same episodes", panels, captions.CASES, 1))
+    return section
+
+
+def _strip(label: str, episode: dict[str, Any]) -> Strip:
+    *frames, goal = [
+        np.asarray(Image.open(io.BytesIO(base64.b64decode(f))).convert("RGB")) for f in episode["frames"]
+    ]
+    return Strip(label, bool(episode["success"]), episode["steps"], episode["shown_steps"], frames, goal)
+
+
+def film_strips(runs: Sequence[Path], condition: str, path: Path, most: int = 3, columns: int = 9) -> None:
+    """The filmed episodes of an evaluation (``evaluation/*.films.npz``) as one picture."""
+    films = {run: np.load(run / "evaluation" / f"{condition}.films.npz") for run in runs}
+    panels = []
+    for name in list(films[runs[0]].files)[:most]:
+        strips = []
+        for run in runs:
+            info, film = read_run(run)[0], films[run][name]
+            record = _episodes(run, condition)[int(name.removeprefix("row"))]
+            shown = np.unique(np.linspace(0, len(film) - 2, columns).round().astype(int))
+            steps = [min(int(i) * info.config.model.frameskip, record["steps"]) for i in shown]
+            label = NAMES.get(info.method, info.method)
+            strips.append(
+                Strip(label, record["success"], record["steps"], steps, [film[i] for i in shown], film[-1])
+            )
+        panels.append(strips_panel("", strips))
+    Figure(path.stem, "", panels, captions.CASES, columns=1).write(path.parent)
+
+
+def _episodes(run: Path, condition: str) -> dict[int, dict[str, Any]]:
+    report = read_json(run / "evaluation" / f"{condition}.json")
+    return {e["row"]: e for records in report["model"]["episodes"].values() for e in records}
+
+
+def film_gif(run: Path, condition: str, path: Path) -> None:
+    """The first filmed episode of a run as an animation, the goal beside it."""
+    films = np.load(run / "evaluation" / f"{condition}.films.npz")
+    film = films[films.files[0]]
+    goal, gap = film[-1], np.full((film.shape[1], 8, 3), 200, np.uint8)
+    pictures = [Image.fromarray(np.hstack([frame, gap, goal])) for frame in film[:-1]]
+    pictures[0].save(path, save_all=True, append_images=pictures[1:], duration=250, loop=0)

@@ -1,0 +1,118 @@
+"""The report: one page that needs no network, and every table and figure beside it as files."""
+
+import os
+import shutil
+from collections.abc import Callable, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import jinja2
+
+from atlas_wm import __version__
+from atlas_wm.errors import UserError
+from atlas_wm.report.films import cases_section
+from atlas_wm.report.latents import geometry_section, marginal_section
+from atlas_wm.report.look import Figure, themed
+from atlas_wm.report.naming import task_name
+from atlas_wm.report.page_table import Table
+from atlas_wm.report.planning import regret_section, relational_section, rollout_section
+from atlas_wm.report.probe import probe_section
+from atlas_wm.report.runs import Run, Study, read_study
+from atlas_wm.report.section import Notice, Section, data_warnings
+from atlas_wm.report.success import ablation_section, headlines, main_section
+from atlas_wm.report.training import settings_section, training_section
+
+SECTIONS: list[Callable[[Study], Section]] = [
+    main_section,
+    ablation_section,
+    probe_section,
+    geometry_section,
+    marginal_section,
+    rollout_section,
+    relational_section,
+    regret_section,
+    cases_section,
+    training_section,
+    settings_section,
+]
+
+
+def write_report(runs: Sequence[str | Path], out: str | Path | None = None) -> Path:
+    """Write the report of some runs and return its page.
+
+    ``out``: a folder; by default ``report/`` in the folder of the run, or beside the runs where there are several.
+    """
+    folders = [Path(run) for run in runs]
+    if not folders:
+        raise UserError("a report needs at least one run folder")
+    study = read_study(folders)
+    folder = Path(out) if out else default_place(folders)
+    files = {Figure: folder / "figures", Table: folder / "tables"}
+    for place in files.values():
+        shutil.rmtree(place, ignore_errors=True)  # what an earlier report drew may no longer be true
+        place.mkdir(parents=True)
+    sections = [_finish(build, study, files) for build in SECTIONS]
+    page = folder / "index.html"
+    page.write_text(
+        _template().render(
+            study=study,
+            tasks=[task_name(task) for task in study.tasks],
+            runs=[_run_line(run) for run in study.runs],
+            headlines=headlines(study),
+            warnings=data_warnings(study),
+            sections=sections,
+            version=__version__,
+            written=datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
+        )
+    )
+    return page
+
+
+def default_place(folders: Sequence[Path]) -> Path:
+    if len(folders) == 1:
+        return folders[0] / "report"
+    return Path(os.path.commonpath([folder.absolute().parent for folder in folders])) / "report"
+
+
+def _finish(build: Callable[[Study], Section], study: Study, files: dict[Any, Path]) -> dict[str, Any]:
+    """A section with its figures drawn and its files written. Values no check foresaw are named, not fatal."""
+    name = build.__name__.removesuffix("_section")
+    try:
+        section = build(study)
+        blocks = []
+        for block in section.blocks:
+            if not isinstance(block, Notice):
+                block.write(files[type(block)])
+            blocks.append(
+                {
+                    "kind": type(block).__name__.lower(),
+                    "block": block,
+                    "panels": block.inline if isinstance(block, Figure) else [],
+                }
+            )
+    except (LookupError, TypeError, ValueError, AttributeError) as error:
+        what = f"The files of this section could not be drawn: {type(error).__name__}: {error}"
+        study.problems.append(f"section {name}: {type(error).__name__}: {error}")
+        section = Section(name, name.capitalize(), "")
+        blocks = [{"kind": "notice", "block": Notice("warning", what), "panels": []}]
+    return {"key": section.key, "title": section.title, "question": section.question, "blocks": blocks}
+
+
+def _run_line(run: Run) -> dict[str, Any]:
+    return {
+        "name": run.name,
+        "task": task_name(run.task),
+        "method": run.method,
+        "recipe": run.config.get("recipe"),
+        "seed": run.seed,
+        "evaluations": len(run.evaluations),
+        "diagnostics": len(run.diagnostics),
+    }
+
+
+def _template() -> jinja2.Template:
+    loader = jinja2.FileSystemLoader(Path(__file__).parent)
+    environment = jinja2.Environment(loader=loader, autoescape=True, trim_blocks=True, lstrip_blocks=True)
+    environment.filters["themed"] = themed
+    return environment.get_template("page.html")

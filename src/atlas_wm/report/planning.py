@@ -1,0 +1,289 @@
+"""What planning rests on: rollout error, relational distortion, and the bound made of them."""
+
+from collections.abc import Sequence
+from functools import partial
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.ticker import MaxNLocator
+
+from atlas_wm.report import captions
+from atlas_wm.report.look import (
+    ALPHAS,
+    DASHES,
+    INK,
+    MUTED,
+    TERM_COLOURS,
+    TERM_TEXT,
+    Bar,
+    Estimate,
+    Figure,
+    Panel,
+    bars,
+    bars_height,
+)
+from atlas_wm.report.naming import task_name
+from atlas_wm.report.page_table import Table
+from atlas_wm.report.runs import Group, Json, Study
+from atlas_wm.report.section import Section, diagnostic_notices, per_task
+
+Measured = Sequence[tuple[Group, list[Json]]]
+DISTORTIONS = {"rmse": "Root mean square", "percentile_95": "95th percentile", "maximum": "Maximum"}
+TERMS = {"prediction": "prediction", "relational": "relations", "scale": "scale"}
+
+
+def rollout_section(study: Study) -> Section:
+    section = Section(
+        "rollout", "How far can it imagine?", "How fast does an imagined future drift from the real one?"
+    )
+    section.blocks += diagnostic_notices(study, "rollout")
+    panels, rows, data = [], [], []
+    for task, groups in study.measured("rollout"):
+        panels.append(Panel(task_name(task), partial(_draw_curves, groups=groups), 3.1, 4.6))
+        for group, results in groups:
+            for horizon, estimate in _by_horizon(results):
+                rows.append(
+                    [task_name(task), group.label, str(horizon), estimate.text(3) if estimate else "not available"]
+                )
+                data.append({"task": task, "method": group.label, "horizon": horizon, "runs": len(results),
+                             "median": estimate and estimate.value, "low": estimate and estimate.low,
+                             "high": estimate and estimate.high})  # fmt: skip
+    if panels:
+        section.blocks += [
+            Figure("rollout", "Prediction error over the horizon", panels, captions.ROLLOUT, 3),
+            Table(
+                "rollout",
+                "Prediction error over the horizon",
+                ["Task", "Method", "Model steps", "Error over ℓ"],
+                rows,
+                data,
+                "In brackets the 95 % interval over queries; of several runs the lowest and the highest of them.",
+                folded=True,
+            ).without_constant("Task"),
+        ]
+    return section
+
+
+def _by_horizon(results: Sequence[Json]) -> list[tuple[int, Estimate | None]]:
+    horizons = sorted({h for r in results for h in r["horizons"]})
+    found = []
+    for horizon in horizons:
+        at = [(r, r["horizons"].index(horizon)) for r in results if horizon in r["horizons"]]
+        found.append((horizon, Estimate.of([(r["median"][i], r["low"][i], r["high"][i]) for r, i in at])))
+    return found
+
+
+def _draw_curves(axes: Axes, groups: Measured) -> None:
+    ends = []
+    for group, results in groups:
+        known = [(h, e) for h, e in _by_horizon(results) if e]
+        if not known:
+            continue
+        steps, values = [h for h, _ in known], [e.value for _, e in known]
+        lows = [e.value if e.low is None else e.low for _, e in known]
+        highs = [e.value if e.high is None else e.high for _, e in known]
+        axes.fill_between(steps, lows, highs, color=group.colour, alpha=0.18, lw=0)
+        axes.plot(steps, values, DASHES[min(group.variant, 2)], color=group.colour, marker="o", ms=3.5)
+        ends.append((values[-1], steps[-1], group))
+    axes.set(xlabel="model steps into the future", ylabel="latent error / ℓ")
+    axes.set_ylim(bottom=0)
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    direct_labels(axes, ends)
+
+
+def direct_labels(axes: Axes, ends: Sequence[tuple[float, float, Group]]) -> None:
+    """Names beside the ends of lines, moved apart where the ends are close."""
+    low, high = axes.get_ylim()
+    gap, floor = (high - low) * 0.075, -np.inf
+    for value, _, group in sorted(ends, key=lambda end: end[0]):
+        floor = max(value, floor + gap)
+        axes.annotate(group.label, (1.02, floor), xycoords=("axes fraction", "data"), va="center",
+                      color=group.colour, fontsize=9, annotation_clip=False)  # fmt: skip
+
+
+def relational_section(study: Study) -> Section:
+    section = Section(
+        "relational",
+        "Are distances kept?",
+        "How far do distances of the latent differ from those of the encoder's patch features?",
+    )
+    section.blocks += diagnostic_notices(study, "relational")
+    panels, rows, data = [], [], []
+    for task, groups in study.measured("relational"):
+        for key, title in DISTORTIONS.items():
+            panels.append(
+                Panel(
+                    per_task(title, task, study),
+                    partial(_draw_distortion, key=key, groups=groups),
+                    bars_height(len(groups)),
+                )
+            )
+        for group, results in groups:
+            found = {key: _distortion(results, key) for key in DISTORTIONS}
+            rows.append(
+                [task_name(task), group.label, *(e.text(3) if e else "not available" for e in found.values())]
+            )
+            data += [{"task": task, "method": group.label, "statistic": key, "runs": len(results),
+                      "median": e and e.value, "low": e and e.low, "high": e and e.high}
+                     for key, e in found.items()]  # fmt: skip
+    if panels:
+        section.blocks += [
+            Figure("relational", "Distortion of pairwise distances", panels, captions.RELATIONAL, 3),
+            Table(
+                "relational",
+                "Distortion of pairwise distances, median over queries",
+                ["Task", "Method", *DISTORTIONS.values()],
+                rows,
+                data,
+                "In brackets the 95 % interval over queries; of several runs the lowest and the highest of them.",
+                folded=True,
+            ).without_constant("Task"),
+        ]
+    return section
+
+
+def _distortion(results: Sequence[Json], key: str) -> Estimate | None:
+    return Estimate.of([(r[key]["median"], r[key]["low"], r[key]["high"]) for r in results])
+
+
+def _draw_distortion(axes: Axes, key: str, groups: Measured) -> None:
+    rows = []
+    for group, results in groups:
+        estimate = _distortion(results, key)
+        text = f"{estimate.value:.3f}" if estimate else None
+        rows.append(Bar(group.label, estimate, group.colour, ALPHAS[min(group.variant, 2)], text))
+    bars(axes, rows)
+    axes.xaxis.set_major_locator(MaxNLocator(4))
+
+
+def regret_section(study: Study) -> Section:
+    section = Section(
+        "regret",
+        "Bound and regret",
+        "How much worse than the best candidate is the chosen one, and what does the theory promise?",
+    )
+    section.blocks += diagnostic_notices(study, "regret")
+    scatters, parts, rows, data = [], [], [], []
+    for task, groups in study.measured("regret"):
+        most = max((v for _, rs in groups for r in rs for v in _known(r["regret"])), default=1.0)
+        high = max((v for _, rs in groups for r in rs for v in _known(r["bound"])), default=1.0)
+        for group, results in groups:
+            draw = partial(
+                _draw_scatter, group=group, results=results, reach=(most * 1.08 or 1.0, high * 1.08 or 1.0)
+            )
+            scatters.append(Panel(per_task(group.label, task, study), draw, 3.2))
+            row = _regret_row(results)
+            shares = [row[key] for key in ("prediction", "relational", "scale")]
+            rows.append(
+                [
+                    task_name(task),
+                    group.label,
+                    *(
+                        ("not available" if v is None else f"{v:.3f}")
+                        for v in [row["regret"], row["bound"], *shares]
+                    ),
+                    f"{row['guaranteed']} of {row['queries']}",
+                ]
+            )
+            data.append({"task": task, "method": group.label, "runs": len(results), **row})
+        parts.append(
+            Panel(task_name(task), partial(_draw_terms, groups=groups), bars_height(len(groups)) + 0.6, 4.6)
+        )
+    if scatters:
+        section.blocks += [
+            Figure("regret", "Bound against regret", scatters, captions.REGRET),
+            Figure("decomposition", "What the bound is made of", parts, captions.DECOMPOSITION, 3),
+            Table(
+                "regret",
+                "Regret, bound and its terms",
+                [
+                    "Task",
+                    "Method",
+                    "Mean regret",
+                    "Mean bound",
+                    *(t.capitalize() for t in TERMS.values()),
+                    "Guaranteed",
+                ],
+                rows,
+                data,
+                "Means over queries (and over runs). Guaranteed: queries whose margin is wide enough for the "
+                "theory to promise the right choice.",
+                folded=True,
+            ).without_constant("Task"),
+        ]
+    return section
+
+
+def _known(values: Sequence[float | None]) -> list[float]:
+    return [v for v in values if v is not None]
+
+
+def _average(values: Sequence[float | None]) -> float | None:
+    known = _known(values)
+    return sum(known) / len(known) if known else None
+
+
+def _regret_row(results: Sequence[Json]) -> Json:
+    return {
+        "regret": _average([v for r in results for v in r["regret"]]),
+        "bound": _average([v for r in results for v in r["bound"]]),
+        **{term: _average([r["means"].get(term) for r in results]) for term in TERMS},
+        "guaranteed": sum(r["guaranteed"] for r in results),
+        "queries": sum(len(r["bound"]) for r in results),
+    }
+
+
+def _draw_scatter(axes: Axes, group: Group, results: Sequence[Json], reach: tuple[float, float]) -> None:
+    for result in results:
+        regret, bound = (np.array(result[key], float) for key in ("regret", "bound"))
+        axes.scatter(regret, bound, s=12, color=group.colour, alpha=0.6, lw=0, rasterized=len(regret) > 500)
+    end = min(reach)
+    axes.plot([0, end], [0, end], color=MUTED, lw=1, ls=(0, (4, 3)))
+    axes.annotate(
+        "equality",
+        (end, end),
+        (-4, 6),
+        textcoords="offset points",
+        ha="right",
+        va="bottom",
+        fontsize=8,
+        color=MUTED,
+    )
+    axes.set(
+        xlim=(-0.03 * reach[0], reach[0]),
+        ylim=(0, reach[1]),
+        xlabel="regret of the chosen candidate",
+        ylabel="bound",
+    )
+    axes.xaxis.set_major_locator(MaxNLocator(4))
+
+
+def _draw_terms(axes: Axes, groups: Measured) -> None:
+    totals = []
+    for place, (group, results) in enumerate(groups):
+        row, left = _regret_row(results), 0.0
+        axes.annotate(group.label, (0, -place), (1, 9), textcoords="offset points", va="bottom", fontsize=9)
+        for term in TERMS:
+            value = row[term]
+            if value is not None:
+                axes.barh(-place, value, 0.44, left=left, color=TERM_COLOURS[term],
+                          label=TERMS[term] if place == 0 else None)  # fmt: skip
+                axes.annotate(f"{value:.2f}", (left + value / 2, -place), ha="center", va="center", fontsize=8,
+                              color=TERM_TEXT, gid=f"{value}")  # fmt: skip
+                left += value
+        axes.annotate(f"{left:.2f}" if left else "not available", (left, -place), (5, 0),
+                      textcoords="offset points", va="center", fontsize=9, color=INK)  # fmt: skip
+        totals.append(left)
+    reach = max(totals, default=1.0) or 1.0
+    for text in [t for t in axes.texts if t.get_gid()]:  # no room for the number
+        if float(str(text.get_gid())) < 0.09 * reach:
+            text.remove()
+    axes.set(
+        ylim=(-len(groups) + 0.4, 0.9),
+        xlim=(0, reach * 1.15),
+        yticks=[],
+        xlabel="mean ε_plan; the bound is twice this",
+    )
+    axes.grid(axis="y", visible=False)
+    axes.spines["left"].set_visible(False)
+    axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.28), ncols=3, fontsize=9)

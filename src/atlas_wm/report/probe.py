@@ -1,0 +1,91 @@
+"""Does novelty foretell failure? AUROC for each representation, beside the true state's."""
+
+from collections.abc import Iterable, Sequence
+from functools import partial
+
+from matplotlib.axes import Axes
+
+from atlas_wm.report import captions
+from atlas_wm.report.look import ALPHAS, MUTED, Bar, Estimate, Figure, Panel, bars, bars_height
+from atlas_wm.report.naming import task_name
+from atlas_wm.report.page_table import Table
+from atlas_wm.report.runs import Group, Json, Study
+from atlas_wm.report.section import Section, diagnostic_notices, per_task
+
+WORDS = {"patch": "mean patch", "cls": "CLS", "z": "planning latent z", "oracle": "true state (oracle)"}
+
+
+def probe_section(study: Study) -> Section:
+    section = Section(
+        "probe",
+        "Does the latent know when it is lost?",
+        "Does unfamiliarity, seen by each representation, foretell failure?",
+    )
+    section.blocks += diagnostic_notices(study, "probe")
+    panels, rows, data = [], [], []
+    columns = representations(result for _, groups in study.measured("probe") for _, rs in groups for result in rs)
+    for task, groups in study.measured("probe"):
+        for group, results in groups:
+            named = {name: _estimate(results, name) for name in columns}
+            panels.append(
+                Panel(
+                    per_task(group.label, task, study),
+                    partial(_draw, group=group, named={n: e for n, e in named.items() if _has(results, n)}),
+                    bars_height(len(columns)) + 0.3,
+                )
+            )
+            texts = [e.text() if e else "not available" for e in named.values()]
+            episodes, failures = (sum(r[key] for r in results) for key in ("episodes", "failures"))
+            rows.append([task_name(task), group.label, *texts, f"{failures} of {episodes}"])
+            for name, e in named.items():
+                data.append({"task": task, "method": group.label, "representation": name, "runs": len(results),
+                             "auroc": e and e.value, "low": e and e.low, "high": e and e.high,
+                             "episodes": episodes, "failures": failures})  # fmt: skip
+    if panels:
+        section.blocks += [
+            Figure(
+                "probe", "Novelty against failure, by representation", panels, captions.probe(study.task_names), 4
+            ),
+            Table(
+                "probe",
+                "AUROC of novelty for planning failure",
+                ["Task", "Method", *columns, "Failures"],
+                rows,
+                data,
+                "In brackets a 95 % bootstrap interval over episodes; of several runs the lowest and the "
+                "highest of them around their mean. Chance is 0.5.",
+            ).without_constant("Task"),
+        ]
+    return section
+
+
+def representations(results: Iterable[Json]) -> list[str]:
+    """All of them, from shallow to deep, the true state last."""
+    found = dict.fromkeys(name for result in results for name in result["representations"])
+    blocks = sorted((n for n in found if n not in WORDS), key=lambda n: int(n[1:]) if n[1:].isdigit() else 0)
+    return [*blocks, *(name for name in WORDS if name in found)]
+
+
+def _has(results: Sequence[Json], name: str) -> bool:
+    return any(name in result["representations"] for result in results)
+
+
+def _estimate(results: Sequence[Json], name: str) -> Estimate | None:
+    found = [r["representations"][name] for r in results if name in r["representations"]]
+    return Estimate.of([(f.get("auroc"), f.get("low"), f.get("high")) for f in found])
+
+
+def _draw(axes: Axes, group: Group, named: dict[str, Estimate | None]) -> None:
+    oracle = named.get("oracle")
+    rows = [
+        Bar(
+            f"CLS after block {name[1:]}" if name not in WORDS else WORDS[name],
+            estimate,
+            MUTED if name == "oracle" else group.colour,
+            ALPHAS[min(group.variant, 2)] * (1 if name in ("z", "oracle") else 0.5),
+        )
+        for name, estimate in named.items()
+    ]
+    bars(axes, rows, top=1.0, reference=(oracle.value, "oracle") if oracle else None)
+    axes.axvline(0.5, color=MUTED, lw=0.8, ls=":")
+    axes.set(xticks=[0, 0.25, 0.5, 0.75, 1.0], xlabel="AUROC (dotted: chance)")

@@ -1,0 +1,218 @@
+"""What runs left on disk: JSON and CSV in, runs and groups of runs out. Damaged files are named, not fatal."""
+
+import csv
+import json
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from atlas_wm.errors import UserError
+from atlas_wm.report.look import OTHER_COLOURS, method_colour
+from atlas_wm.report.naming import NAMES, task_name
+from atlas_wm.run_folder import CONFIG, METRICS, read_json
+
+Json = dict[str, Any]
+# What a file must hold to be drawn.
+DIAGNOSTICS: dict[str, tuple[str, ...]] = {
+    "probe": ("representations", "episodes", "failures"),
+    "marginal": ("frames", "mean_norm", "covariance_error", "cvm", "cvm_whitened", "cvm_null"),
+    "rollout": ("horizons", "median", "low", "high"),
+    "relational": ("rmse", "percentile_95", "maximum"),
+    "regret": ("bound", "regret", "means", "guaranteed"),
+    "geometry": ("points", "novelty_percentile", "explained", "rank_correlation"),
+    "cases": ("episodes",),
+}
+EVALUATED = ("success_mean", "success_by_seed", "solved_at_start", "plans", "seconds", "episodes")
+
+
+@dataclass
+class Run:
+    folder: Path
+    config: Json
+    metrics: dict[str, tuple[list[float], list[float]]]  # column → (steps, values)
+    evaluations: dict[str, Json]  # by the name of the condition
+    diagnostics: dict[str, Json]  # by what they measure
+
+    @property
+    def name(self) -> str:
+        return self.folder.name
+
+    @property
+    def task(self) -> str:
+        return str(self.config["task"])
+
+    @property
+    def method(self) -> str:
+        return str(self.config["method"])
+
+    @property
+    def data_hash(self) -> str | None:
+        return (self.config.get("data") or {}).get("hash")
+
+    @property
+    def seed(self) -> int | None:
+        return self.config["config"]["train"].get("seed")
+
+    def result(self, what: str) -> Json | None:
+        return self.diagnostics[what]["result"] if what in self.diagnostics else None
+
+
+@dataclass
+class Group:
+    """Runs that differ in nothing but their training seed: shown as one, a mean over them."""
+
+    runs: list[Run]
+    label: str
+    colour: str
+    variant: int = 0  # of several groups with the same method and task
+
+    @property
+    def task(self) -> str:
+        return self.runs[0].task
+
+    @property
+    def method(self) -> str:
+        return self.runs[0].method
+
+    def results(self, what: str) -> list[Json]:
+        return [result for run in self.runs if (result := run.result(what)) is not None]
+
+
+@dataclass
+class Study:
+    """All runs of a report and what was wrong with their files."""
+
+    runs: list[Run]
+    problems: list[str] = field(default_factory=list)
+
+    @cached_property
+    def groups(self) -> list[Group]:
+        alike: dict[str, list[Run]] = {}
+        for run in self.runs:
+            alike.setdefault(_apart_from_seed(run), []).append(run)
+        groups: list[Group] = []
+        others = iter(OTHER_COLOURS * len(self.runs))
+        colours = {m: method_colour(m) or next(others) for m in dict.fromkeys(run.method for run in self.runs)}
+        for runs in alike.values():
+            method, task = runs[0].method, runs[0].task
+            rivals = [r for r in alike.values() if (r[0].method, r[0].task) == (method, task)]
+            label = NAMES.get(method, method)
+            if len(rivals) > 1:
+                label += f" ({runs[0].name})"
+            if len(runs) > 1:
+                label += f", {len(runs)} runs"
+            groups.append(Group(runs, label, colours[method], rivals.index(runs)))
+        return groups
+
+    @property
+    def tasks(self) -> list[str]:
+        return list(dict.fromkeys(run.task for run in self.runs))
+
+    @property
+    def task_names(self) -> dict[str, str]:
+        return {task: task_name(task) for task in self.tasks}
+
+    def of_task(self, task: str) -> list[Group]:
+        return [group for group in self.groups if group.task == task]
+
+    def measured(self, what: str) -> Iterator[tuple[str, list[tuple[Group, list[Json]]]]]:
+        """Task by task, the groups with results of a diagnostic."""
+        for task in self.tasks:
+            groups = [(group, results) for group in self.of_task(task) if (results := group.results(what))]
+            if groups:
+                yield task, groups
+
+
+def _apart_from_seed(run: Run) -> str:
+    settings = {**run.config["config"], "train": {**run.config["config"]["train"], "seed": None}}
+    return json.dumps([run.task, run.method, run.config.get("recipe"), run.data_hash, settings], sort_keys=True)
+
+
+def read_study(folders: Sequence[Path]) -> Study:
+    """Every run that can be read; at least one must be."""
+    study = Study([])
+    for folder in dict.fromkeys(folders):
+        if not folder.is_dir():
+            raise UserError(f"there is no run folder {folder}")
+        config = _read(folder / CONFIG, _check_config, study.problems)
+        if config is None:
+            continue
+        study.runs.append(
+            Run(
+                folder,
+                config,
+                _read_metrics(folder / METRICS, study.problems),
+                _read_all(folder / "evaluation", _check_evaluation, study.problems),
+                _read_all(folder / "diagnostics", _check_diagnostic, study.problems),
+            )
+        )
+    if not study.runs:
+        raise UserError("no run could be read: " + "; ".join(study.problems))
+    return study
+
+
+def _read_all(folder: Path, check: Callable[[Path, Json], None], problems: list[str]) -> dict[str, Json]:
+    found = {path.stem: _read(path, check, problems) for path in sorted(folder.glob("*.json"))}
+    return {name: data for name, data in found.items() if data is not None}
+
+
+def _read(path: Path, check: Callable[[Path, Json], None], problems: list[str]) -> Json | None:
+    """The file, or None and a line that names what is wrong with it."""
+    try:
+        data = read_json(path)
+        check(path, data)
+    except UserError as error:
+        problems.append(str(error))
+    except (KeyError, TypeError, AttributeError) as error:
+        problems.append(f"{path} is not as expected: {type(error).__name__} {error}")
+    else:
+        return dict(data)
+    return None
+
+
+def _need(path: Path, data: Json, keys: Sequence[str]) -> None:
+    if lacking := [key for key in keys if key not in data]:
+        raise UserError(f"{path} lacks {', '.join(lacking)}")
+
+
+def _check_config(path: Path, data: Json) -> None:
+    _need(path, data, ("task", "method", "config"))
+    _need(path, data["config"], ("train", "objective", "plan", "model"))
+
+
+def _check_evaluation(path: Path, data: Json) -> None:
+    _need(path, data, ("protocol", "model", "method"))
+    _need(path, data["protocol"], ("offset", "budget", "episodes", "seeds", "part"))
+    for policy in {"model", "random"} & set(data):
+        _need(path, data[policy], EVALUATED)
+
+
+def _check_diagnostic(path: Path, data: Json) -> None:
+    if path.stem in DIAGNOSTICS:
+        _need(path, data, ("result", "queries"))
+        _need(path, data["result"], DIAGNOSTICS[path.stem])
+
+
+def _read_metrics(path: Path, problems: list[str]) -> dict[str, tuple[list[float], list[float]]]:
+    try:
+        return read_metrics(path)
+    except FileNotFoundError:
+        return {}  # the section on training says so
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        problems.append(f"{path} cannot be read: {error}")
+        return {}
+
+
+def read_metrics(path: Path) -> dict[str, tuple[list[float], list[float]]]:
+    """Column → (steps, values), without the empty cells and without columns that are all empty."""
+    with path.open() as file:
+        rows = list(csv.DictReader(file))
+    columns = {}
+    for name in rows[0] if rows else {}:
+        filled = [(float(r["step"]), float(r[name])) for r in rows if r[name]]
+        if filled:
+            steps, values = zip(*filled, strict=True)
+            columns[name] = (list(steps), list(values))
+    return columns

@@ -1,0 +1,87 @@
+"""A section of the report, and what every section on a diagnostic says about missing and unlike files."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+from atlas_wm.report.look import Figure
+from atlas_wm.report.naming import task_name
+from atlas_wm.report.page_table import Table
+from atlas_wm.report.runs import Run, Study
+
+
+@dataclass(frozen=True)
+class Notice:
+    """``missing``: not measured, with the command that would. ``warning``: take care. ``note``: from a file."""
+
+    kind: Literal["missing", "warning", "note"]
+    text: str
+    command: str = ""
+
+
+@dataclass
+class Section:
+    key: str
+    title: str
+    question: str
+    blocks: list[Figure | Table | Notice] = field(default_factory=list)
+
+
+def names(runs: Sequence[Run]) -> str:
+    return ", ".join(run.name for run in runs)
+
+
+def diagnostic_notices(study: Study, what: str) -> list[Notice]:
+    """Which runs lack it, which were asked other questions, and what the files note."""
+    notices = []
+    without = [run for run in study.runs if what not in run.diagnostics]
+    if without:
+        command = f"atlas diagnose {' '.join(str(run.folder) for run in without)} --what {what}"
+        notices.append(Notice("missing", f"Not measured: {names(without)}.", command))
+    for task in study.tasks:
+        runs = [run for run in study.runs if run.task == task and what in run.diagnostics]
+        for key, why in (("queries", "different queries"), ("settings", "different settings")):
+            if unlike := _unlike(runs, [run.diagnostics[what].get(key) for run in runs]):
+                notices.append(
+                    Notice(
+                        "warning", f"{task_name(task)}: measured with {why}, not comparable as it stands: {unlike}."
+                    )
+                )
+    for run in study.runs:
+        if what not in run.diagnostics:
+            continue
+        if note := run.diagnostics[what]["result"].get("note"):
+            notices.append(Notice("note", f"{run.name}: {note}"))
+        measured_on = (run.diagnostics[what].get("run") or {}).get("data")
+        if measured_on and run.data_hash and measured_on != run.data_hash:
+            notices.append(
+                Notice("warning", f"{run.name}: measured with dataset {measured_on}, trained on {run.data_hash}.")
+            )
+    return notices
+
+
+def data_warnings(study: Study) -> list[Notice]:
+    """Runs of one task that were trained on different data."""
+    warnings = []
+    for task in study.tasks:
+        runs = [run for run in study.runs if run.task == task]
+        if unlike := _unlike(runs, [run.data_hash for run in runs]):
+            warnings.append(
+                Notice("warning", f"{task_name(task)}: trained on different datasets, compare with care: {unlike}.")
+            )
+    return warnings
+
+
+def _unlike(runs: Sequence[Run], values: Sequence[object]) -> str:
+    """``a, b: x; c: y`` where the values are not all the same, else nothing."""
+    by_value: dict[str, list[Run]] = {}
+    for run, value in zip(runs, values, strict=True):
+        by_value.setdefault("none" if value is None else str(value), []).append(run)
+    if len(by_value) < 2:
+        return ""
+    return "; ".join(f"{names(mine)}: {value}" for value, mine in by_value.items())
+
+
+def per_task(title: str, task: str, study: Study) -> str:
+    """The title of a panel; names the task where the report has several."""
+    return f"{task_name(task)}: {title}" if len(study.tasks) > 1 else title

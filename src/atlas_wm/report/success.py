@@ -1,0 +1,279 @@
+"""Success: the ID/OOD bars and table, the 2×2 ablation, and the sentences at the top of the page."""
+
+import json
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+from matplotlib.axes import Axes
+
+from atlas_wm.report import captions
+from atlas_wm.report.look import ALPHAS, MUTED, Bar, Estimate, Figure, Panel, bars, bars_height
+from atlas_wm.report.naming import NAMES, task_name
+from atlas_wm.report.page_table import Table
+from atlas_wm.report.runs import Group, Json, Study
+from atlas_wm.report.section import Notice, Section, names, per_task
+from atlas_wm.report.table import HALVES, rate, success_row
+
+RANDOM = "Random actions"
+ARMS = {"SIGReg": ("lewm", "lewm+ood"), "WEMReg": ("wemreg", "atlas")}  # without and with OOD-recovery
+PARTS = {"heldout": "held-out episodes", "all": "all episodes"}
+Policy = tuple[str, str, float, list[Json]]  # label, colour, alpha, results
+
+
+def main_section(study: Study) -> Section:
+    section = Section("success", "Success in the environment", "How often does the planner reach its goal image?")
+    section.blocks += _notices(study)
+    panels: list[Panel] = []
+    rows: list[list[str]] = []
+    data: list[dict[str, Any]] = []
+    best: set[tuple[int, str]] = set()
+    for task in study.tasks:
+        for condition in _conditions(study, task):
+            policies = _policies(study.of_task(task), condition)
+            title = per_task(words(study, task, condition), task, study)
+            panels.append(Panel(title, partial(_draw, policies=policies), bars_height(2 * len(policies)) + 0.3))
+            records = [success_row(label, words(study, task, condition), r) for label, _, _, r in policies]
+            for column, key in (
+                ("Success, %", "success"),
+                ("ID half, %", "success_id"),
+                ("OOD half, %", "success_ood"),
+            ):
+                shares = [r[f"{key}_percent"] for r in records if r["policy"] != RANDOM]
+                known = [share for share in shares if share is not None]
+                best |= {
+                    (len(rows) + i, column)
+                    for i, r in enumerate(records)
+                    if len(known) > 1 and r["policy"] != RANDOM and r[f"{key}_percent"] == max(known)
+                }
+            rows += [[task_name(task), *_cells(record)] for record in records]
+            data += [{"task": task, **record} for record in records]
+    if panels:
+        section.blocks += [
+            Figure(
+                "success", "Success on familiar and unusual episodes", panels, captions.success(study.task_names), 3
+            )
+        ]
+        section.blocks += [_table(rows, data, best)]
+    return section
+
+
+def _draw(axes: Axes, policies: Sequence[Policy]) -> None:
+    rows = []
+    for label, colour, alpha, results in policies:
+        for half, name in HALVES.items():
+            middle, spread = rate(results, half)
+            text, estimate = None, None
+            if middle is not None:
+                text = f"{middle:.1f}" + ("" if spread is None else f" ± {spread:.1f}")
+                estimate = Estimate(middle, *((middle - spread, middle + spread) if spread is not None else ()))
+            rows.append(Bar(f"{label} · {name}", estimate, colour, alpha, text, hatched=half == "ood"))
+    bars(axes, rows, top=100)
+    axes.set(xticks=[0, 25, 50, 75, 100], xlabel="success, %")
+
+
+def _policies(groups: Sequence[Group], condition: str) -> list[Policy]:
+    found: list[Policy] = []
+    for group in groups:
+        reports = [run.evaluations[condition] for run in group.runs if condition in run.evaluations]
+        if reports:
+            found.append((group.label, group.colour, ALPHAS[min(group.variant, 2)], [r["model"] for r in reports]))
+    floors = [run.evaluations[condition]["random"] for g in groups for run in g.runs
+              if "random" in run.evaluations.get(condition, {})]  # fmt: skip
+    return [*found, *([(RANDOM, MUTED, 1.0, floors[:1])] if floors else [])]
+
+
+def _conditions(study: Study, task: str) -> list[str]:
+    found = {
+        name: run.evaluations[name]["protocol"]
+        for run in study.runs
+        if run.task == task
+        for name in run.evaluations
+    }
+    return sorted(found, key=lambda name: (found[name]["offset"], found[name]["budget"], name))
+
+
+def primary(study: Study, task: str) -> str | None:
+    """The condition that the summary and the ablation speak of: the paper's offset 50, else the farthest goal."""
+
+    def weight(condition: str) -> tuple[bool, int, int, int]:
+        reports = [r.evaluations[condition] for r in study.runs if r.task == task and condition in r.evaluations]
+        protocol = reports[0]["protocol"]
+        episodes = protocol["episodes"] * len(protocol["seeds"])
+        return protocol["offset"] == 50, protocol["offset"], len(reports), episodes
+
+    return max(_conditions(study, task), key=weight, default=None)
+
+
+def words(study: Study, task: str, condition: str) -> str:
+    protocol = _protocols(study, task, condition)[0]
+    unsolved = ", without those solved at the start" if protocol.get("leave_out_solved") else ""
+    part = PARTS.get(protocol["part"], protocol["part"])
+    return f"offset {protocol['offset']}, budget {protocol['budget']}, {part}{unsolved}"
+
+
+def _protocols(study: Study, task: str, condition: str) -> list[Json]:
+    return [
+        r.evaluations[condition]["protocol"] for r in study.runs if r.task == task and condition in r.evaluations
+    ]
+
+
+def _cells(record: dict[str, Any]) -> list[str]:
+    def share(key: str, spread: str) -> str:
+        value, std = record[key], record[spread]
+        return "not available" if value is None else f"{value:.1f}" + ("" if std is None else f" ± {std:.1f}")
+
+    return [
+        record["condition"],
+        record["policy"],
+        share("success_percent", "std"),
+        share("success_id_percent", "success_id_std"),
+        share("success_ood_percent", "success_ood_std"),
+        record["std_over"] or "one seed",
+        str(record["episodes"]),
+        f"{record['solved_at_start_percent']:.1f}",
+    ]
+
+
+def _table(rows: list[list[str]], data: list[dict[str, Any]], best: set[tuple[int, str]]) -> Table:
+    header = ["Task", "Condition", "Policy", "Success, %", "ID half, %", "OOD half, %", "± over", "Episodes"]
+    return Table(
+        "success",
+        "Success in percent",
+        [*header, "Solved at start, %"],
+        rows,
+        data,
+        "Mean ± standard deviation; the highest mean of a condition is bold. "
+        "“Solved at start”: episodes whose first state already counts as success; they are part of the success "
+        "rates unless the condition says otherwise.",
+        best=best,
+    ).without_constant("Task", "± over")
+
+
+def _notices(study: Study) -> list[Notice]:
+    notices = []
+    for run in study.runs:
+        if not run.evaluations:
+            notices.append(Notice("missing", f"Not measured: {run.name}.", f"atlas eval {run.folder}"))
+    for task in study.tasks:
+        for condition in _conditions(study, task):
+            runs = [r for r in study.runs if r.task == task and condition in r.evaluations]
+            without = [r for r in study.runs if r.task == task and r.evaluations and condition not in r.evaluations]
+            if without:
+                notices.append(
+                    Notice("note", f"{words(study, task, condition)}: not measured for {names(without)}.")
+                )
+            for what, key in (("episodes", _episodes_of), ("planner settings", _plan_of)):
+                kinds = {key(run.evaluations[condition]) for run in runs}
+                if len(kinds) > 1:
+                    notices.append(
+                        Notice(
+                            "warning",
+                            f"{task_name(task)}, {words(study, task, condition)}: the runs were evaluated with "
+                            f"different {what}; their rates are not comparable as they stand "
+                            f"({'; '.join(f'{r.name}: {key(r.evaluations[condition])}' for r in runs)}).",
+                        )
+                    )
+    return notices
+
+
+def _episodes_of(report: Json) -> str:
+    protocol, data = report["protocol"], report.get("data") or {}
+    seeds = ", ".join(map(str, protocol["seeds"]))
+    return f"dataset {data.get('hash', 'unknown')}, {protocol['episodes']} for each of the seeds {seeds}"
+
+
+def _plan_of(report: Json) -> str:
+    settings = {k: v for k, v in (report.get("plan") or {}).items() if k != "candidate_chunk"}
+    return json.dumps(settings)
+
+
+def ablation_section(study: Study) -> Section:
+    section = Section(
+        "ablation", "Two terms, four arms", "Which of ATLAS's two additions helps: WEMReg, OOD-recovery, or both?"
+    )
+    arms = [arm for pair in ARMS.values() for arm in pair]
+    for task in study.tasks:
+        condition = primary(study, task)
+        present = {g.method for g in study.of_task(task) if g.method in arms}
+        if condition is None or len(present) < 2:
+            lacking = [arm for arm in arms if arm not in present]
+            text = (
+                f"{task_name(task)}: needs evaluated runs of two of the four arms; not here: {', '.join(lacking)}."
+            )
+            section.blocks.append(
+                Notice("missing", text, f"atlas train {task} --method {lacking[0]}" if lacking else "")
+            )
+            continue
+        section.blocks.append(_two_by_two(study, task, condition))
+    return section
+
+
+def _two_by_two(study: Study, task: str, condition: str) -> Table:
+    policies = {g.method: [] for g in study.of_task(task)}  # type: dict[str, list[Policy]]
+    for group in study.of_task(task):
+        policies[group.method] += [p for p in _policies([group], condition) if p[0] != RANDOM]
+    data = []
+
+    def cell(arm: str) -> str:
+        texts = []
+        for label, _, _, results in policies.get(arm, []):
+            middle, spread = rate(results)
+            data.append({"task": task, "condition": condition, "arm": arm, "runs": label,
+                         "success_percent": middle, "std": spread})  # fmt: skip
+            share = "not available" if middle is None else f"{middle:.1f} %"
+            texts.append(f"{label}: {share}" + ("" if spread is None else f" ± {spread:.1f}"))
+        return "; ".join(texts) or f"{NAMES[arm]}: not measured"
+
+    rows = [[regulariser, *map(cell, pair)] for regulariser, pair in ARMS.items()]
+    return Table(
+        f"ablation-{task.rpartition(':')[-1]}",
+        f"{task_name(task)}, {words(study, task, condition)}",
+        ["Latents held to a Gaussian by", "without OOD-recovery", "with OOD-recovery"],
+        rows,
+        data,
+        captions.ablation(task),
+    )
+
+
+def headlines(study: Study) -> list[dict[str, Any]]:
+    """For each task, what came out at its primary condition: the policies, best first."""
+    found = []
+    for task in study.tasks:
+        condition = primary(study, task)
+        if condition is None:
+            continue
+        policies = _policies(study.of_task(task), condition)
+        lines: list[dict[str, Any]] = [
+            {"label": label, "colour": colour, "mean": middle, "std": spread, "random": label == RANDOM,
+             "id": rate(results, "id")[0], "ood": rate(results, "ood")[0],
+             "runs": len(results), "seeds": len(results[0]["success_by_seed"])}
+            for label, colour, _, results in policies
+            for middle, spread in [rate(results)]
+            if middle is not None
+        ]  # fmt: skip
+        lines.sort(key=lambda line: (line["random"], -line["mean"]))
+        solved = policies[0][3][0]["solved_at_start"]
+        found.append(
+            {
+                "lead": _lead([line for line in lines if not line["random"]]),
+                "task": task_name(task),
+                "condition": words(study, task, condition),
+                "lines": lines,
+                "solved": solved,
+            }
+        )
+    return found
+
+
+def _lead(lines: Sequence[dict[str, Any]]) -> str:
+    """The first against the second, and whether the spread would cover the difference."""
+    if len(lines) < 2:
+        return ""
+    first, second = lines[:2]
+    lead = f"{first['label']} is {first['mean'] - second['mean']:.1f} points ahead of {second['label']}"
+    spreads = [line["std"] for line in (first, second) if line["std"] is not None]
+    if not spreads:
+        return f"{lead}; with one run and one seed each, nothing says how much of that is chance."
+    inside = first["mean"] - second["mean"] <= max(spreads)
+    return f"{lead}, {'within' if inside else 'more than'} one standard deviation."

@@ -1,0 +1,183 @@
+"""How the runs were trained: curves, and the settings that made them."""
+
+import json
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from matplotlib.axes import Axes
+from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
+
+from atlas_wm.report import captions
+from atlas_wm.report.look import DASHES, Figure, Panel
+from atlas_wm.report.naming import task_name
+from atlas_wm.report.page_table import Table
+from atlas_wm.report.runs import Group, Json, Run, Study, read_study
+from atlas_wm.report.section import Notice, Section, names, per_task
+from atlas_wm.run_folder import METRICS
+
+TERMS = {
+    "prediction": "Prediction of the next latent",
+    "wemreg": "WEMReg: W₂² to a Gaussian",
+    "sigreg": "SIGReg statistic",
+    "relational": "OOD-recovery: distortion",
+}
+NOT_TERMS = {"step", "epoch", "total", "lr", "grad_norm", "clips_per_second"}
+
+
+def training_section(study: Study) -> Section:
+    section = Section("training", "Training", "Did the runs converge, and on what?")
+    without = [run for run in study.runs if not run.metrics]
+    if without:
+        section.blocks.append(Notice("missing", f"No {METRICS} to draw: {names(without)}."))
+    if panels := curve_panels(study):
+        section.blocks += [
+            Figure("training", "Loss terms over training", panels, captions.TRAINING),
+            _final_values(study),
+        ]
+    return section
+
+
+def curve_panels(study: Study) -> list[Panel]:
+    """One panel for each task and loss term."""
+    panels = []
+    for task in study.tasks:
+        groups = study.of_task(task)
+        columns = dict.fromkeys(
+            c for g in groups for run in g.runs for c in run.metrics if not c.startswith("val_")
+        )
+        for term in sorted(columns.keys() - NOT_TERMS, key=lambda t: [*TERMS, t].index(t)):
+            title = per_task(TERMS.get(term, term), task, study)
+            panels.append(Panel(title, partial(_draw_curves, term=term, groups=groups), 2.7))
+    return panels
+
+
+def _draw_curves(axes: Axes, term: str, groups: Sequence[Group]) -> None:
+    positive = True
+    for group in groups:
+        for place, run in enumerate(run for run in group.runs if term in run.metrics):
+            steps, values = run.metrics[term]
+            label = group.label if place == 0 else None
+            axes.plot(
+                steps, values, DASHES[min(group.variant, 2)], color=group.colour, lw=1.2, label=label, alpha=0.9
+            )
+            if f"val_{term}" in run.metrics:
+                axes.plot(*run.metrics[f"val_{term}"], "o", color=group.colour, ms=3.5)
+            positive &= min(values) > 0
+    axes.set(xlabel="step")
+    if positive:
+        axes.set_yscale("log")
+        axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+        axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+        axes.yaxis.set_minor_formatter(NullFormatter())
+    axes.legend(fontsize=8, loc="best")
+
+
+def _final_values(study: Study) -> Table:
+    terms = list(
+        dict.fromkeys(c for run in study.runs for c in run.metrics if c.removeprefix("val_") not in NOT_TERMS)
+    )
+    terms = [c for c in terms if not c.startswith("val_")]
+    rows, data = [], []
+    for run in study.runs:
+        record: dict[str, Any] = {"run": run.name}
+        for name in (n for term in terms for n in (term, f"val_{term}")):
+            record[name] = run.metrics[name][1][-1] if name in run.metrics else None
+        cells = [[record[term], record[f"val_{term}"]] for term in terms]
+        rows.append([run.name, *(" / ".join("–" if v is None else f"{v:.3g}" for v in pair) for pair in cells)])
+        data.append(record)
+    return Table(
+        "training",
+        "Last values of the loss terms",
+        ["Run", *(TERMS.get(term, term) for term in terms)],
+        rows,
+        data,
+        "Training / held-out clips, unweighted. – where a method has no such term.",
+        folded=True,
+    )
+
+
+def settings_section(study: Study) -> Section:
+    section = Section("settings", "Settings and provenance", "What exactly was run?")
+    facts = {run.name: _facts(run) for run in study.runs}
+    every = {run.name: _flat(run.config) for run in study.runs}
+    section.blocks += [
+        *_by_run("settings", facts),
+        *(
+            replace(table, folded=True)
+            for table in _by_run("all-settings", every, "Every setting of config.json, ")
+        ),
+    ]
+    return section
+
+
+def _by_run(name: str, columns: dict[str, Json], title: str = "") -> list[Table]:
+    """What differs between runs, a column for each, and what does not."""
+    keys = list(dict.fromkeys(key for facts in columns.values() for key in facts))
+    texts = {key: [_text(facts.get(key)) for facts in columns.values()] for key in keys}
+    unlike = [[key, *cells] for key, cells in texts.items() if len(set(cells)) > 1]
+    alike = [[key, cells[0]] for key, cells in texts.items() if len(set(cells)) == 1]
+    tables = [
+        Table(f"{name}-by-run", f"{title}what differs".capitalize(), ["", *columns], unlike),
+        Table(f"{name}-shared", f"{title}the same in all runs".capitalize(), ["", "every run"], alike),
+    ]
+    return [table for table in tables if table.rows]
+
+
+def _text(value: object) -> str:
+    return "not available" if value is None else str(value)
+
+
+def _facts(run: Run) -> Json:
+    config, data = run.config["config"], run.config.get("data") or {}
+    train, objective, plan, model = (config[key] for key in ("train", "objective", "plan", "model"))
+    speeds = run.metrics.get("clips_per_second", ([], []))[1]
+    reports = list(run.evaluations.values())
+    weights = {k: v for k, v in objective.items() if isinstance(v, int | float) and v and k != "directions"}
+    return {
+        "task": task_name(run.task),
+        "method": run.method,
+        "recipe": run.config.get("recipe"),
+        "training seed": run.seed,
+        "loss weights": ", ".join(f"{name} {value:g}" for name, value in weights.items()),
+        "steps": f"{run.metrics['total'][0][-1]:.0f}" if "total" in run.metrics else train.get("steps"),
+        "batch, rate": f"{train.get('batch')}, {train.get('lr')}",
+        "image, latent": f"{model['encoder'].get('image_size')} px, {model.get('latent')} numbers",
+        "planner": f"CEM {plan.get('candidates')} × {plan.get('iterations')}, horizon {plan.get('horizon')}",
+        "dataset": data.get("hash"),
+        "episodes, rows": f"{data.get('episodes')}, {data.get('rows')}" if data else None,
+        "clips: training, held out": f"{data.get('training_clips')}, {data.get('validation_clips')}"
+        if data
+        else None,
+        "split": train.get("split"),
+        "trained on": run.config.get("device"),
+        "clips/s": f"{median(speeds):,.0f}" if speeds else None,
+        "seconds a plan": ", ".join(
+            f"{r['model']['seconds'] / r['model']['plans']:.2f}" for r in reports if r["model"]["plans"]
+        )
+        or None,
+        "evaluated on": ", ".join(dict.fromkeys(str(r.get("device")) for r in reports)) or None,
+        "evaluation seeds": "; ".join(dict.fromkeys(", ".join(map(str, r["protocol"]["seeds"])) for r in reports))
+        or None,
+        "diagnosed": ", ".join(run.diagnostics) or None,
+        "versions": ", ".join(f"{name} {version}" for name, version in (run.config.get("versions") or {}).items())
+        or None,
+    }
+
+
+def _flat(data: Json, prefix: str = "") -> Json:
+    flat: Json = {}
+    for key, value in data.items():
+        if isinstance(value, dict) and value:
+            flat |= _flat(value, f"{prefix}{key}.")
+        else:
+            flat[prefix + key] = value if isinstance(value, str) else json.dumps(value)
+    return flat
+
+
+def training_curves(runs: Sequence[Path], path: Path) -> None:
+    """The curves alone, as one picture."""
+    Figure(path.stem, "", curve_panels(read_study(runs)), captions.TRAINING).write(path.parent)

@@ -1,0 +1,143 @@
+"""One update of the weights: as it is written, or on a CUDA device as one captured graph."""
+
+import logging
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
+
+import torch
+from torch import Tensor, nn
+from torch.nn.utils import clip_grad_norm_
+
+from atlas_wm.config import RunConfig, TrainConfig
+from atlas_wm.data.clips import Batch
+from atlas_wm.losses.objective import ClipLatents, Losses, objective
+from atlas_wm.losses.projections import random_directions
+from atlas_wm.models.world_model import WorldModel
+
+if TYPE_CHECKING:
+    from lightning.fabric import Fabric
+
+log = logging.getLogger(__name__)
+STEPS_WORTH_COMPILING = 3000  # compiling takes about a minute, and saves some 20 ms a step at the paper's size
+WARM_UP = 3  # updates before the capture: kernels are compiled, the optimiser gets its state
+
+
+class Update(NamedTuple):
+    losses: Losses  # detached
+    norm: Tensor  # of the gradient, before clipping
+
+
+class Step(Protocol):
+    def __call__(self, batch: Batch, directions: torch.Generator, rate: float) -> Update:
+        """Update the model for one batch; ``directions`` draws those of the regularisers."""
+
+
+def make_step(
+    fabric: "Fabric", model: WorldModel, wrapped: nn.Module, config: RunConfig, steps: int, plain: bool = False
+) -> Step:
+    if fabric.device.type == "cuda" and not plain:
+        return CapturedStep(model, config, fabric.device, compiled=steps >= STEPS_WORTH_COMPILING)
+    return PlainStep(fabric, wrapped, config)
+
+
+class PlainStep:
+    def __init__(self, fabric: "Fabric", wrapped: nn.Module, config: RunConfig):
+        self.fabric, self.model, self.config = fabric, wrapped, config
+        self.optimizer: Any = fabric.setup_optimizers(adamw(wrapped, config.train))
+
+    def __call__(self, batch: Batch, directions: torch.Generator, rate: float) -> Update:
+        for group in self.optimizer.param_groups:
+            group["lr"] = rate
+        losses = objective(self.model(batch.frames, batch.actions), self.config.objective, directions)
+        self.fabric.backward(losses.total)
+        norm = self.fabric.clip_gradients(self.model, self.optimizer, max_norm=self.config.train.clip)
+        assert norm is not None  # it is for max_norm
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+        return Update(detached(losses), norm)
+
+
+class CapturedStep:
+    """The same as one CUDA graph: launching its thousands of kernels one by one takes longer than running them.
+
+    The graph reads its inputs from fixed places. The first updates run outside of it, and all do where it fails.
+    """
+
+    def __init__(self, model: WorldModel, config: RunConfig, device: torch.device, *, compiled: bool):
+        self.model, self.config, self.device = model, config, device
+        self.rate = torch.tensor(config.train.lr, device=device)  # a tensor, so that the graph sees it change
+        self.optimizer = adamw(model, config.train, lr=self.rate, fused=True, capturable=True)
+        self.bf16 = precision_of(config.train, device) == "bf16-mixed"
+        self.losses = torch.compile(self._losses) if compiled else self._losses
+        self.inputs: list[Tensor] = []
+        self.updates, self.fast = 0, True
+        self.graph: torch.cuda.CUDAGraph | None = None
+        self.aside = torch.cuda.Stream(device)
+        log.info("fast path: training step as a CUDA graph%s", ", compiled" if compiled else "")
+
+    def __call__(self, batch: Batch, directions: torch.Generator, rate: float) -> Update:
+        size, count = self.model.config.latent, self.config.objective.directions
+        drawn = random_directions(size, count, device=self.device, generator=directions)
+        given = [batch.frames, batch.actions, drawn]
+        self.inputs = self.inputs or [t.clone() for t in given]
+        for fixed, new in zip(self.inputs, given, strict=True):
+            fixed.copy_(new)
+        self.rate.fill_(rate)
+        self.updates += 1
+        try:
+            if self.updates <= WARM_UP or not self.fast:
+                return self._outside()
+            if self.graph is None:
+                graph = torch.cuda.CUDAGraph()
+                with torch.cuda.graph(graph):
+                    self.result = self._update()
+                self.graph = graph
+        except Exception as error:  # a term of the user's own that cannot be compiled or captured, say
+            if not self.fast:
+                raise
+            log.warning("fast path: off (%s: %s)", type(error).__name__, str(error).partition("\n")[0])
+            self.fast, self.losses = False, self._losses
+            return self._outside()
+        self.graph.replay()
+        return _copied(self.result)
+
+    def _outside(self) -> Update:
+        self.aside.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(self.aside):  # where a capture wants what came before it
+            update = self._update()
+        torch.cuda.current_stream().wait_stream(self.aside)
+        return _copied(update)
+
+    def _update(self) -> Update:
+        self.optimizer.zero_grad()
+        losses = self.losses(*self.inputs)
+        losses.total.backward()
+        norm = clip_grad_norm_(self.model.parameters(), self.config.train.clip)
+        self.optimizer.step()
+        return Update(detached(losses), norm)
+
+    def _losses(self, frames: Tensor, actions: Tensor, directions: Tensor) -> Losses:
+        with torch.autocast(frames.device.type, torch.bfloat16, enabled=self.bf16):
+            clips = self.model(frames, actions)
+        clips = ClipLatents._make(None if t is None else t.float() for t in clips)
+        return objective(clips, self.config.objective, directions)
+
+
+def adamw(model: nn.Module, settings: TrainConfig, **options: Any) -> torch.optim.AdamW:
+    trained = [p for p in model.parameters() if p.requires_grad]
+    return torch.optim.AdamW(trained, **{"lr": settings.lr, "weight_decay": settings.weight_decay, **options})
+
+
+def precision_of(settings: TrainConfig, device: torch.device) -> Literal["32-true", "bf16-mixed"]:
+    if settings.precision == "auto":
+        return "bf16-mixed" if device.type == "cuda" else "32-true"
+    return settings.precision
+
+
+def detached(losses: Losses) -> Losses:
+    return Losses(losses.total.detach(), {name: t.detach() for name, t in losses.terms.items()})
+
+
+def _copied(update: Update) -> Update:
+    """A replay writes to the same places again."""
+    losses, norm = update
+    return Update(Losses(losses.total.clone(), {k: t.clone() for k, t in losses.terms.items()}), norm.clone())
