@@ -8,7 +8,12 @@ from pathlib import Path
 
 from rich.console import Console
 
-from atlas_wm.commands import collect_with_progress, evaluate_with_progress, train_with_progress
+from atlas_wm.commands import (
+    collect_with_progress,
+    diagnose_with_progress,
+    evaluate_with_progress,
+    train_with_progress,
+)
 from atlas_wm.evaluate.protocol import Protocol
 from atlas_wm.recipes import demo
 from atlas_wm.report.films import film_gif, film_strips
@@ -76,7 +81,8 @@ def run_demo(out: Path, seeds: Sequence[int], fresh: bool = False) -> None:
     print_results(reports)
     say(note)
     say(f"table {out}/results.md and .csv, curves {out}/curves.png, films {out}/films.png, {out}/episode.gif")
-    # The place for the diagnostics: the report draws what they leave in the runs.
+    say("diagnosing: when can these models be trusted?")
+    diagnose_with_progress(list(runs.values()), ("all",))
     page = write_report(list(runs.values()), out / "report")
     say(f"next: [bold]atlas eval {pair[-1]} --part heldout[/bold], [bold]tensorboard --logdir {out}[/bold]")
     say(f"the report: open [bold]{page}[/bold] in a browser")

@@ -26,21 +26,41 @@ def write(path: Path, data: Any) -> None:
     path.write_text(json.dumps(data, allow_nan=False))
 
 
-def make_run(folder: Path, method: str, *, task: str = "tworoom", seed: int = 3072, data: str = "30b00272c8bbb44d",
-             queries: str = "q1", seeds: tuple[int, ...] = (42, 43, 44, 45, 46)) -> Path:  # fmt: skip
+def make_run(
+    folder: Path,
+    method: str,
+    *,
+    task: str = "tworoom",
+    seed: int = 3072,
+    data: str = "30b00272c8bbb44d",
+    queries: str = "q1",
+    seeds: tuple[int, ...] = (42, 43, 44, 45, 46),
+) -> Path:
     """A trained, evaluated and diagnosed run."""
     rng, good = np.random.default_rng([seed, *method.encode()]), QUALITY.get(method, 0.6)
     run = {"name": folder.name, "task": task, "method": method, "recipe": "paper", "seed": seed, "data": data}
     write(folder / "config.json", _config(run))
     _write_metrics(folder / "metrics.csv", method, rng)
     for offset in (25, 50):
-        write(folder / f"evaluation/all_offset{offset}_budget{offset + 25}.json",
-              _evaluation(run, offset, good, seeds, rng))  # fmt: skip
+        write(
+            folder / f"evaluation/all_offset{offset}_budget{offset + 25}.json",
+            _evaluation(run, offset, good, seeds, rng),
+        )
     for what, result in _results(good, rng).items():
         shared = queries if what in ("rollout", "relational", "regret") else None
-        write(folder / f"diagnostics/{what}.json",
-              {"what": what, "format": 1, "run": run, "settings": {"seed": 0}, "queries": shared,
-               "result": result, "seconds": 12.5, "versions": VERSIONS})  # fmt: skip
+        write(
+            folder / f"diagnostics/{what}.json",
+            {
+                "what": what,
+                "format": 1,
+                "run": run,
+                "settings": {"seed": 0, "evaluation": folder.name},
+                "queries": shared,
+                "result": result,
+                "seconds": 12.5,
+                "versions": VERSIONS,
+            },
+        )
     return folder
 
 
@@ -73,7 +93,7 @@ def _config(run: dict[str, Any]) -> dict[str, Any]:
             "rows": 312157,
             "training_clips": 216525,
             "validation_clips": 24658,
-        },  # fmt: skip
+        },
         "device": "cuda (NVIDIA H200)",
         "versions": VERSIONS,
         "format": 2,
@@ -97,7 +117,9 @@ def _write_metrics(path: Path, method: str, rng: np.random.Generator) -> None:
             writer.writerow(row)
 
 
-def _evaluation(run: dict[str, Any], offset: int, good: float, seeds: tuple[int, ...], rng: np.random.Generator) -> dict[str, Any]:  # fmt: skip
+def _evaluation(
+    run: dict[str, Any], offset: int, good: float, seeds: tuple[int, ...], rng: np.random.Generator
+) -> dict[str, Any]:
     def outcome(share_id: float, share_ood: float) -> dict[str, Any]:
         halves = {"id": share_id, "ood": share_ood}
         by_seed = {
@@ -113,8 +135,14 @@ def _evaluation(run: dict[str, Any], offset: int, good: float, seeds: tuple[int,
                 f"{name}_std": float(np.std(known)),
                 f"{name}_by_seed": rates,
             }
-        return {**summary, "solved_at_start": 3.0, "success_without_solved": 50.0, "plans": 600, "seconds": 150.0,
-                "episodes": {str(s): [{"row": 7, "success": True}] * 4 for s in seeds}}  # fmt: skip
+        return {
+            **summary,
+            "solved_at_start": 3.0,
+            "success_without_solved": 50.0,
+            "plans": 600,
+            "seconds": 150.0,
+            "episodes": {str(s): [{"row": 7, "success": True}] * 4 for s in seeds},
+        }
 
     far = (offset - 25) / 25
     return {
@@ -128,7 +156,7 @@ def _evaluation(run: dict[str, Any], offset: int, good: float, seeds: tuple[int,
             "seeds": list(seeds),
             "part": "all",
             "leave_out_solved": False,
-        },  # fmt: skip
+        },
         "plan": {
             "candidates": 300,
             "iterations": 30,
@@ -164,38 +192,67 @@ def _results(good: float, rng: np.random.Generator) -> dict[str, dict[str, Any]]
     )
     return {
         "probe": {
-            "representations": {n: {"auroc": a, **spread(a), "scores": rng.random(200).tolist()} for n, a in aurocs.items()},
-            "failed": (rng.random(200) < 0.4).tolist(), "episodes": 200, "failures": 81, "bank": 1500, "neighbours": 50,
+            "representations": {
+                n: {"auroc": a, **spread(a), "scores": rng.random(200).tolist()} for n, a in aurocs.items()
+            },
+            "failed": (rng.random(200) < 0.4).tolist(),
+            "episodes": 200,
+            "failures": 81,
+            "bank": 1500,
+            "neighbours": 50,
         },
         "marginal": {
-            "frames": 1000, "mean_norm": 2.2 - 1.2 * good, "covariance_error": 0.9 - 0.4 * good,
-            "cvm": 0.02 - 0.012 * good, "cvm_whitened": 0.006 - 0.002 * good, "cvm_null": 0.0002, "effective_rank": 61.5,
+            "frames": 1000,
+            "mean_norm": 2.2 - 1.2 * good,
+            "covariance_error": 0.9 - 0.4 * good,
+            "cvm": 0.02 - 0.012 * good,
+            "cvm_whitened": 0.006 - 0.002 * good,
+            "cvm_null": 0.0002,
+            "effective_rank": 61.5,
         },
         "rollout": {
-            "horizons": horizons, "median": median, "low": [0.9 * m for m in median], "high": [1.12 * m for m in median],
-            "per_query": [median] * queries, "scale": 13.2,
+            "horizons": horizons,
+            "median": median,
+            "low": [0.9 * m for m in median],
+            "high": [1.12 * m for m in median],
+            "per_query": [median] * queries,
+            "scale": 13.2,
         },
         "relational": {
             key: {"median": (m := base * (1.3 - good)), **spread(m, 0.04 * base), "per_query": [m] * queries}
             for key, base in (("rmse", 0.3), ("percentile_95", 0.7), ("maximum", 1.5))
         },
         "regret": {
-            "bound": bound.tolist(), "regret": regret.tolist(), "margin": [0.1] * queries, "means": terms,
-            **{name: [value] * queries for name, value in terms.items()}, "guaranteed": 0, "eta": 0.05, "ell": 13.2,
+            "bound": bound.tolist(),
+            "regret": regret.tolist(),
+            "margin": [0.1] * queries,
+            "means": terms,
+            **{name: [value] * queries for name, value in terms.items()},
+            "guaranteed": 0,
+            "eta": 0.05,
+            "ell": 13.2,
         },
         "geometry": {
-            "points": points.tolist(), "novelty_percentile": percentile.tolist(), "explained": [0.31, 0.22],
+            "points": points.tolist(),
+            "novelty_percentile": percentile.tolist(),
+            "explained": [0.31, 0.22],
             "rank_correlation": 0.2 + 0.5 * good,
         },
         "cases": {"episodes": [_case(row, good > 0.6 or row == 977, rng) for row in (311, 977)]},
-    }  # fmt: skip
+    }
 
 
 def _case(row: int, success: bool, rng: np.random.Generator) -> dict[str, Any]:
     steps = 48 if success else 75
     shown = np.linspace(0, steps, 7).round().astype(int).tolist()
-    return {"row": row, "success": success, "steps": steps, "novelty": 0.41, "shown_steps": shown,
-            "frames": [_png(rng, place / 8) for place in range(8)]}  # fmt: skip
+    return {
+        "row": row,
+        "success": success,
+        "steps": steps,
+        "novelty": 0.41,
+        "shown_steps": shown,
+        "frames": [_png(rng, place / 8) for place in range(8)],
+    }
 
 
 def _png(rng: np.random.Generator, place: float) -> str:

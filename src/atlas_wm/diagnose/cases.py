@@ -70,8 +70,8 @@ def cases(subject: Subject, evaluation: Evaluated, rows: Sequence[int], offset: 
     alike = [(r.success, r.steps) == (known[r.row]["success"], known[r.row]["steps"]) for r in records]
     if not all(alike):
         result["note"] = (
-            f"{alike.count(False)} of the episodes went otherwise than when they were evaluated, because "
-            f"another device or batch rounds differently"
+            f"{alike.count(False)} of the episodes went otherwise than when they were evaluated: "
+            f"the device, its batches or the weights are others now"
         )
     return result
 

@@ -129,7 +129,7 @@ def measured(work: Diagnosis, name: str) -> dict[str, Any]:
     raw = measure(work)
     result = finite(raw)
     if result != raw:
-        result.setdefault("note", "some numbers are infinite or undefined, as they are where a latent is constant")
+        result.setdefault("note", "some numbers are not defined: this happens where a latent is constant")
     info = work.subject.info
     return {
         "what": name,

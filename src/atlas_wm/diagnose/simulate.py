@@ -22,6 +22,7 @@ class Simulator:
 
     def __init__(self, workers: int | None = None):
         self.workers = workers or os.cpu_count() or 1
+        self._wandered: dict[tuple[str, int, int, int, int], np.ndarray] = {}  # the same for every run of a task
 
     @cached_property
     def _pool(self) -> ProcessPoolExecutor:
@@ -44,8 +45,11 @@ class Simulator:
 
     def wander(self, task: Task, episodes: int, steps: int, every: int, seed: int) -> np.ndarray:
         """States that uniformly random actions lead to: ``every`` steps one, (episodes · steps/every, s)."""
-        jobs = [self._pool.submit(_wander, task_id(task), steps, every, [seed, n]) for n in range(episodes)]
-        return np.concatenate([job.result() for job in jobs])
+        key = task_id(task), episodes, steps, every, seed
+        if key not in self._wandered:
+            jobs = [self._pool.submit(_wander, task_id(task), steps, every, [seed, n]) for n in range(episodes)]
+            self._wandered[key] = np.concatenate([job.result() for job in jobs])
+        return self._wandered[key]
 
     def pictures(self, task: Task, states: np.ndarray, size: int) -> Tensor:
         """(n, s) states → (n, 3, size, size) uint8"""

@@ -1,7 +1,9 @@
 """A frozen model under diagnosis, and what it makes of frames."""
 
 import hashlib
+import math
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 
@@ -61,11 +63,11 @@ class Subject:
 
     @cached_property
     def latent_scale(self) -> Scale:
-        return Scale.fit(self.bank.z)
+        return scale_of(self.bank.z)
 
     @cached_property
     def anchor_scale(self) -> Scale:
-        return Scale.fit(self.bank.patch)
+        return scale_of(self.bank.patch)
 
     @property
     def probed_blocks(self) -> list[int]:
@@ -99,6 +101,12 @@ class Subject:
         z = self.model.encode(frame.to(self.device))
         some_at_once = standardised.split(self.info.config.plan.candidate_chunk or len(standardised))
         return torch.cat([flat(self.model.rollout(z, some[None])[0], 2).cpu() for some in some_at_once])
+
+
+def scale_of(bank: Tensor) -> Scale:
+    """Where all points of a bank coincide nothing is far or near: distances are NaN, not 0."""
+    scale = Scale.fit(bank)
+    return replace(scale, mean_distance=math.nan) if bool((bank == bank[0]).all()) else scale
 
 
 def flat(z: Tensor, leading: int) -> Tensor:

@@ -78,8 +78,6 @@ def own_term(name: str, clips: ClipLatents) -> Tensor:
 def objective(clips: ClipLatents, config: ObjectiveConfig, draw: Draw = None) -> Losses:
     """The weighted sum over the terms of the config. ``draw``: a generator of directions, or directions (d, L)."""
     weights = config.weights
-    terms = {
-        name: TERMS[name](clips, config, draw) if name in TERMS else own_term(name, clips) for name in weights
-    }
+    terms = {name: TERMS[name](clips, config, draw) if name in TERMS else own_term(name, clips) for name in weights}
     total = torch.stack([weights[name] * value for name, value in terms.items()]).sum()
     return Losses(total, terms)

@@ -8,6 +8,7 @@ w_j are trapezoid weights, doubled because the integrand is even: 2·dt inside, 
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from atlas_wm.losses.projections import project
 
@@ -18,8 +19,8 @@ def sigreg(z: Tensor, directions: int | Tensor = 1024, generator: torch.Generato
     """Mean Epps–Pulley statistic over directions and leading axes, a scalar. z: (..., N, d), as in wemreg."""
     x = project(z, directions, generator)  # (..., N, L)
     t = torch.linspace(0, LARGEST_FREQUENCY, KNOTS, device=x.device, dtype=x.dtype)
-    weight = torch.full_like(t, 2 * LARGEST_FREQUENCY / (KNOTS - 1))
-    weight[0] = weight[-1] = LARGEST_FREQUENCY / (KNOTS - 1)
+    apart = LARGEST_FREQUENCY / (KNOTS - 1)
+    weight = pad(torch.full_like(t[1:-1], 2 * apart), (1, 1), value=apart)
     gaussian = torch.exp(-t.square() / 2)  # both the target characteristic function and the window
     angle = x.unsqueeze(-1) * t  # (..., N, L, knots)
     error = (angle.cos().mean(-3) - gaussian).square() + angle.sin().mean(-3).square()

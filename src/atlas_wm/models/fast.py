@@ -91,10 +91,18 @@ class FastTerminal:
 
     def __call__(self, z: Tensor, actions: Tensor) -> Tensor:
         """z: (B, d), actions: (B, S, H, A) → (B, S, d) float32"""
-        batch, samples, horizon, _ = actions.shape
+        return self._latents(z, actions)[-1].float().unflatten(0, actions.shape[:2])
+
+    def rollout(self, z: Tensor, actions: Tensor) -> Tensor:
+        """Not only the ends: (B, S, H, d) float32"""
+        return torch.stack(self._latents(z, actions), dim=1).float().unflatten(0, actions.shape[:2])
+
+    def _latents(self, z: Tensor, actions: Tensor) -> list[Tensor]:
+        _, samples, horizon, _ = actions.shape
         embedded = self.action_out(silu(self.action_in(actions.to(self.dtype).flatten(0, 1))))  # (N, H, w)
         modulation = self.modulation(silu(embedded)).unflatten(-1, (len(self.blocks), 6, -1))  # (N, H, L, 6, w)
         latent = z.to(self.dtype).repeat_interleave(samples, dim=0)
+        latents: list[Tensor] = []
         tokens: list[Tensor] = []
         kept: list[Tensor] = []
         for step in range(horizon):
@@ -103,7 +111,8 @@ class FastTerminal:
             first = step if step < self.history else step + 1 - self.history
             window = torch.stack(tokens[first:], dim=1)
             latent, kept = self.step(window, place, modulation[:, first : step + 1], kept)
-        return latent.float().unflatten(0, (batch, samples))
+            latents.append(latent)
+        return latents
 
     def step(
         self, tokens: Tensor, place: int, modulation: Tensor, kept: list[Tensor]

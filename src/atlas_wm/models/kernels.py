@@ -1,10 +1,10 @@
-"""Triton kernels for planning on a GPU: the ends of action sequences in five kernels a block.
+"""Triton kernels for planning on a GPU: the ends of action sequences in seven kernels a block.
 
 One plan is hundreds of small products after each other, so what costs time is the number of kernels, and with many
-plans at once the traffic between them. Here everything around a product happens inside it: the residual, both
-normalisations and the modulation while its input is read, GELU while its output is written.
+plans at once the traffic between them. Here all that lies between two products is one kernel: residual, both
+normalisations and the modulation; attention; and GELU is part of the product before it.
 
-Products read bf16 and sum in float32; the residual stream stays float32.
+The residual stream and all sums are float32, whatever the products read.
 """
 
 # mypy: allow-untyped-defs, allow-incomplete-defs
@@ -13,23 +13,23 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from torch.nn.functional import gelu
 
 from atlas_wm.errors import UserError
 from atlas_wm.models.fast import FastTerminal, Product
 from atlas_wm.models.predictors import CausalPredictor
 
-SMALLEST = 16  # of a side of a product on the matrix units
+SMALLEST = 16  # side of a product on the matrix units
 
 
 @triton.jit
-def _residual(x, delta, gate, x_out, k, here, HAS_GATE: tl.constexpr):
-    value = tl.load(x[:, None] + k, mask=here, other=0.0).to(tl.float32)
-    change = tl.load(delta[:, None] + k, mask=here, other=0.0).to(tl.float32)
+def _residual(x, change, gate, x_out, k, here, HAS_GATE: tl.constexpr):
+    value = tl.load(change[:, None] + k, mask=here, other=0.0).to(tl.float32)
     if HAS_GATE:
-        change *= tl.load(gate[:, None] + k, mask=here, other=0.0).to(tl.float32)
-    if tl.program_id(1) == 0:
-        tl.store(x_out[:, None] + k, value + change, mask=here)
-    return value + change
+        value *= tl.load(gate[:, None] + k, mask=here, other=0.0).to(tl.float32)
+    value += tl.load(x[:, None] + k, mask=here, other=0.0).to(tl.float32)
+    tl.store(x_out[:, None] + k, value, mask=here)
+    return value
 
 
 @triton.jit
@@ -47,74 +47,102 @@ def _modulate(value, mean, rate, scale, shift, k, here):
 
 
 @triton.jit(do_not_specialize=["rows"])
-def _norm_product(
-    x, delta, gate, scale, shift, weight, bias, out, x_out,
-    rows, steps, columns, columns_each,
-    x_n, x_t, delta_n, delta_t, mod_n, mod_t, out_n, out_t,
-    A: tl.constexpr, B: tl.constexpr, HAS_GATE: tl.constexpr,
-    MODULATED: tl.constexpr, GELU: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+def _normalise(
+    x, change, gate, scale, shift, x_out, out,
+    rows, steps, x_n, x_t, change_n, change_t, mod_n, mod_t,
+    A: tl.constexpr, B: tl.constexpr, HAS_GATE: tl.constexpr, MODULATED: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
-    """out = act(W·norm(modulate(norm(x + gate·delta))) + b), and x_out = x + gate·delta.
+    """x_out = x + gate·change, out = norm(modulate(norm(x_out))).
 
     A row is a token: number n of a sequence, t of a step. Its A + B coordinates are held as two pieces, for a
-    piece has to be a power of two. A program does ROWS rows and columns_each columns.
+    piece has to be a power of two.
     """
     r = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     n, t, here = (r // steps).to(tl.int64), r % steps, (r < rows)[:, None]
     ka, kb = tl.arange(0, A)[None, :], A + tl.arange(0, B)[None, :]
     x += n * x_n + t * x_t
-    delta += n * delta_n + t * delta_t
+    change += n * change_n + t * change_t
     gate += n * mod_n + t * mod_t
     scale += n * mod_n + t * mod_t
     shift += n * mod_n + t * mod_t
     x_out += r.to(tl.int64) * (A + B)
-    a = _residual(x, delta, gate, x_out, ka, here, HAS_GATE)
-    b = _residual(x, delta, gate, x_out, kb, here, HAS_GATE)
+    out += r.to(tl.int64) * (A + B)
+    a = _residual(x, change, gate, x_out, ka, here, HAS_GATE)
+    b = _residual(x, change, gate, x_out, kb, here, HAS_GATE)
     if MODULATED:
         mean, rate = _moments(a, b, A + B, 1e-6)
         a = _modulate(a, mean, rate, scale, shift, ka, here)
         b = _modulate(b, mean, rate, scale, shift, kb, here)
     mean, rate = _moments(a, b, A + B, 1e-5)
-    a = ((a - mean) * rate).to(weight.dtype.element_ty)
-    b = ((b - mean) * rate).to(weight.dtype.element_ty)
-    out += n * out_n + t * out_t
-    first = tl.program_id(1) * columns_each
-    for start in range(first, first + columns_each, COLUMNS):
-        c = start + tl.arange(0, COLUMNS)[None, :]
-        inside = c < columns
-        row = weight + c.to(tl.int64) * (A + B)
-        answer = tl.dot(a, tl.load(row + tl.trans(ka), mask=inside, other=0.0))
-        answer = tl.dot(b, tl.load(row + tl.trans(kb), mask=inside, other=0.0), answer)
-        answer += tl.load(bias + c, mask=inside, other=0.0).to(tl.float32)
-        if GELU:
-            answer = 0.5 * answer * (1 + tl.erf(answer * 0.7071067811865476))
-        tl.store(out[:, None] + c, answer.to(out.dtype.element_ty), mask=here & inside)
+    tl.store(out[:, None] + ka, ((a - mean) * rate).to(out.dtype.element_ty), mask=here)
+    tl.store(out[:, None] + kb, ((b - mean) * rate).to(out.dtype.element_ty), mask=here)
+
+
+@triton.jit(do_not_specialize=["rows"])
+def _product_gelu(
+    x, weight, bias, out, rows, columns,
+    A: tl.constexpr, B: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+):  # fmt: skip
+    """out = gelu(x·Wᵀ + b). The inner side, A + B, is short enough to be read at once."""
+    r = (tl.program_id(1) * ROWS + tl.arange(0, ROWS))[:, None].to(tl.int64)
+    c = (tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS))[None, :]
+    ka, kb = tl.arange(0, A), A + tl.arange(0, B)
+    here, inside = r < rows, c < columns
+    row, column = x + r * (A + B), weight + c * (A + B)
+    answer = tl.dot(
+        tl.load(row + ka[None, :], mask=here, other=0.0), tl.load(column + ka[:, None], mask=inside, other=0.0)
+    )
+    answer = tl.dot(
+        tl.load(row + kb[None, :], mask=here, other=0.0),
+        tl.load(column + kb[:, None], mask=inside, other=0.0),
+        answer,
+    )
+    answer += tl.load(bias + c, mask=inside, other=0.0).to(tl.float32)
+    answer = 0.5 * answer * (1 + tl.erf(answer * 0.7071067811865476))
+    tl.store(out + r * columns + c, answer.to(out.dtype.element_ty), mask=here & inside)
+
+
+@triton.jit
+def _look(q, key, value, here, largest, total, answer):
+    """One more token in the softmax, which is summed relative to the largest score so far."""
+    score = tl.sum(q * tl.load(key, mask=here, other=0.0).to(tl.float32), 1)
+    new = tl.maximum(largest, score)
+    before, share = tl.exp(largest - new), tl.exp(score - new)
+    answer = answer * before[:, None] + share[:, None] * tl.load(value, mask=here, other=0.0).to(tl.float32)
+    return new, total * before + share, answer
 
 
 @triton.jit(do_not_specialize=["sequences"])
 def _attend(
-    qkv, out, sequences, first, tokens, scale, qkv_n, qkv_t, inner, WIDTH: tl.constexpr, ROWS: tl.constexpr
-):
-    """Causal attention of one head for one query token, number first + program_id(2) of ``tokens``."""
-    n = (tl.program_id(0) * ROWS + tl.arange(0, ROWS)).to(tl.int64)
-    here = (n < sequences)[:, None]
-    e = tl.program_id(1) * WIDTH + tl.arange(0, WIDTH)[None, :]
-    query = first + tl.program_id(2)
-    place = qkv + n[:, None] * qkv_n + e
-    q = tl.load(place + query * qkv_t, mask=here, other=0.0).to(tl.float32) * scale
+    qkv, kept, out, sequences, place, first, tokens, scale, inner, room, KEEP: tl.constexpr,
+    WIDTH: tl.constexpr, ROWS: tl.constexpr,
+):  # fmt: skip
+    """Causal attention of one head for one of the new tokens, and of its keys and values a copy to ``kept``.
+
+    qkv: (N, tokens, 3·inner) new tokens, kept: (N, room, 2·inner) keys and values of ``place`` tokens before them.
+    """
+    queries = tokens - first
+    query = first + tl.program_id(0) % queries
+    n = (tl.program_id(1) * ROWS + tl.arange(0, ROWS))[:, None].to(tl.int64)
+    here = n < sequences
+    e = tl.program_id(0) // queries * WIDTH + tl.arange(0, WIDTH)[None, :]
+    new = qkv + n * tokens * 3 * inner + e
+    old = kept + n * room * 2 * inner + e
+    q = tl.load(new + query * 3 * inner, mask=here, other=0.0).to(tl.float32) * scale
     largest = tl.full((ROWS,), float("-inf"), tl.float32)
     total = tl.zeros((ROWS,), tl.float32)
     answer = tl.zeros((ROWS, WIDTH), tl.float32)
+    for token in range(place):
+        at = old + token * 2 * inner
+        largest, total, answer = _look(q, at, at + inner, here, largest, total, answer)
     for token in range(query + 1):
-        k = tl.load(place + inner + token * qkv_t, mask=here, other=0.0).to(tl.float32)
-        v = tl.load(place + 2 * inner + token * qkv_t, mask=here, other=0.0).to(tl.float32)
-        score = tl.sum(q * k, 1)
-        new = tl.maximum(largest, score)
-        old_share, share = tl.exp(largest - new), tl.exp(score - new)
-        answer = answer * old_share[:, None] + v * share[:, None]
-        total = total * old_share + share
-        largest = new
-    target = out + (n * (tokens - first) + tl.program_id(2))[:, None] * inner + e
+        at = new + (token * 3 + 1) * inner
+        largest, total, answer = _look(q, at, at + inner, here, largest, total, answer)
+    if KEEP:
+        at, to = new + (query * 3 + 1) * inner, old + (place + query) * 2 * inner
+        tl.store(to, tl.load(at, mask=here), mask=here)
+        tl.store(to + inner, tl.load(at + inner, mask=here), mask=here)
+    target = out + (n * queries + query - first) * inner + e
     tl.store(target, (answer / total[:, None]).to(out.dtype.element_ty), mask=here)
 
 
@@ -153,77 +181,75 @@ def pieces(width: int) -> tuple[int, int] | None:
 class TritonTerminal(FastTerminal):
     """:class:`FastTerminal` with these kernels."""
 
-    tile = (64, 128, 4)  # rows and columns of a product done at once, and by how many warps
+    # Rows and columns of a product that a program does, and its warps: for few rows, and for many.
+    tiles = ((64, 64, 4), (128, 128, 8))
+    many_rows = 4096
 
     def __init__(self, predictor: CausalPredictor, dtype: torch.dtype = torch.bfloat16):
         super().__init__(predictor, dtype)
-        self.width = predictor.positions.shape[1]
-        inner = self.blocks[0].out.weight.shape[1]
-        self.head_dim = inner // self.heads
-        sizes = pieces(self.width)
+        width = predictor.positions.shape[1]
+        self.inner = self.blocks[0].out.weight.shape[1]
+        self.head_dim = self.inner // self.heads
+        sizes = pieces(width)
         if sizes is None or self.head_dim & (self.head_dim - 1):
-            raise UserError(f"no kernels for width {self.width} with heads of {self.head_dim}")
+            raise UserError(f"no kernels for width {width} with heads of {self.head_dim}")
         self.pieces = sizes
 
     def step(
         self, tokens: Tensor, place: int, modulation: Tensor, kept: list[Tensor]
     ) -> tuple[Tensor, list[Tensor]]:
-        """As in the base class, but ``kept`` has room for the whole window from the start."""
+        """As in the base class, but ``kept`` holds keys and values, with room for the whole window."""
         count, new, _ = tokens.shape
         if not kept:
-            room = (count, self.history, 3 * self.heads * self.head_dim)
-            kept = [tokens.new_empty(room) for _ in self.blocks]
-        seen = place + new
-        x, change, gate = tokens, self.positions[place:seen].expand(count, -1, -1), None
-        for number, (block, cache) in enumerate(zip(self.blocks, kept, strict=True)):
+            kept = [tokens.new_empty(count, self.history, 2 * self.inner) for _ in self.blocks]
+        x, change, gate = tokens, self.positions[place : place + new].expand(count, -1, -1), None
+        for number, (block, past) in enumerate(zip(self.blocks, kept, strict=True)):
             shift_a, scale_a, gate_a, shift_m, scale_m, gate_m = modulation[:, :, number].unbind(dim=2)
-            x, _ = self._product(x, change, gate, (scale_a, shift_a), block.qkv, out=cache[:, place:seen])
+            x, y = self._normalise(x, change, gate, (scale_a, shift_a))
             if number == len(self.blocks) - 1:
                 x, gate_a, shift_m, scale_m, gate_m = (t[:, -1:] for t in (x, gate_a, shift_m, scale_m, gate_m))
-            attended = self._attend(cache, seen, x.shape[1])
-            x, hidden = self._product(x, block.out(attended), gate_a, (scale_m, shift_m), block.up, gelu=True)
-            change, gate = block.down(hidden), gate_m
-        _, hidden = self._product(x, change, gate, None, self.head_in, gelu=True)
-        return self.head_out(hidden[:, -1]), kept
+            attended = self._attend(block.qkv(y), past, place, x.shape[1])
+            x, y = self._normalise(x, block.out(attended), gate_a, (scale_m, shift_m))
+            change, gate = block.down(self._product_gelu(y, block.up)), gate_m
+        _, y = self._normalise(x, change, gate)
+        return self.head_out(self._product_gelu(y, self.head_in)[:, -1]), kept
 
-    def _product(
-        self,
-        x: Tensor,
-        change: Tensor,
-        gate: Tensor | None,
-        modulation: tuple[Tensor, Tensor] | None,
-        product: Product,
-        *,
-        out: Tensor | None = None,
-        gelu: bool = False,
+    def _normalise(
+        self, x: Tensor, change: Tensor, gate: Tensor | None, modulation: tuple[Tensor, Tensor] | None = None
     ) -> tuple[Tensor, Tensor]:
-        """x + gate·change (N, n, w), and the product of what the norms make of it."""
+        """x + gate·change (N, n, w), and what the norms make of it."""
         count, steps, width = x.shape
-        rows, columns = count * steps, len(product.weight)
         summed = torch.empty(count, steps, width, device=x.device)
-        out = x.new_empty(count, steps, columns, dtype=self.dtype) if out is None else out
+        out = torch.empty_like(summed, dtype=self.dtype)
         scale, shift = modulation or (change, change)
-        strides = (scale if modulation else gate).stride()  # type: ignore[union-attr]
-        tile_rows, tile_columns, warps = self.tile
-        # Few rows: columns are shared out until every multiprocessor has work. Many: the norms are done once.
-        blocks = triton.cdiv(rows, tile_rows)
-        parts = max(1, min(triton.cdiv(columns, tile_columns), triton.cdiv(132, blocks)))
-        each = triton.cdiv(triton.cdiv(columns, tile_columns), parts) * tile_columns
-        _norm_product[(blocks, triton.cdiv(columns, each))](
-            x, change, change if gate is None else gate, scale, shift, product.weight, product.bias, out, summed,
-            rows, steps, columns, each,
-            *x.stride()[:2], *change.stride()[:2], *strides[:2], *out.stride()[:2],
-            *self.pieces, HAS_GATE=gate is not None, MODULATED=modulation is not None, GELU=gelu,
-            ROWS=tile_rows, COLUMNS=tile_columns, num_warps=warps,
+        gates = change if gate is None else gate
+        strides = (scale if modulation else gates).stride()[:2]
+        _normalise[(triton.cdiv(count * steps, 4),)](
+            x, change, gates, scale, shift, summed, out,
+            count * steps, steps, *x.stride()[:2], *change.stride()[:2], *strides,
+            *self.pieces, HAS_GATE=gate is not None, MODULATED=modulation is not None, ROWS=4,
         )  # fmt: skip
         return summed, out
 
-    def _attend(self, qkv: Tensor, tokens: int, queries: int) -> Tensor:
-        """The last ``queries`` of ``tokens`` tokens: (N, room, 3·h·e) → (N, queries, h·e)"""
-        count, inner = len(qkv), self.heads * self.head_dim
-        out = qkv.new_empty(count, queries, inner)
-        _attend[(triton.cdiv(count, 32), self.heads, queries)](
-            qkv, out, count, tokens - queries, tokens, self.head_dim**-0.5, *qkv.stride()[:2], inner,
-            WIDTH=self.head_dim, ROWS=32,
+    def _product_gelu(self, x: Tensor, product: Product) -> Tensor:
+        if self.dtype == torch.float32:  # the matrix units would round
+            return gelu(product(x))
+        rows, columns = x.shape[0] * x.shape[1], len(product.weight)
+        out = x.new_empty(*x.shape[:2], columns)
+        tall, wide, warps = self.tiles[rows >= self.many_rows]
+        _product_gelu[(triton.cdiv(columns, wide), triton.cdiv(rows, tall))](
+            x, product.weight, product.bias, out, rows, columns, *self.pieces,
+            ROWS=tall, COLUMNS=wide, num_warps=warps,
+        )  # fmt: skip
+        return out
+
+    def _attend(self, qkv: Tensor, kept: Tensor, place: int, queries: int) -> Tensor:
+        """The last ``queries`` tokens of those given: (N, n, 3·h·e) → (N, queries, h·e)"""
+        count, tokens, _ = qkv.shape
+        out = qkv.new_empty(count, queries, self.inner)
+        # Programs that share keys and values run next to each other, so that these are read once.
+        _attend[(self.heads * queries, triton.cdiv(count, 32))](
+            qkv, kept, out, count, place, tokens - queries, tokens, self.head_dim**-0.5, self.inner, self.history,
+            KEEP=place + tokens < self.history, WIDTH=self.head_dim, ROWS=32,
         )  # fmt: skip
         return out

@@ -14,7 +14,6 @@ from torch import Tensor
 
 from atlas_wm.config import PlanConfig
 from atlas_wm.errors import UserError
-from atlas_wm.models.fast import FastTerminal
 from atlas_wm.models.predictors import CausalPredictor
 from atlas_wm.models.world_model import WorldModel
 
@@ -60,46 +59,51 @@ class CapturedSearch:
         self.largest = min(LARGEST_BATCH, most // config.candidates)
         if self.largest < 1:
             raise UserError("plan.candidate_chunk is smaller than plan.candidates")
-        self.model, self.config, self.dtype, self.kernels = model, config, dtype, kernels
+        self.model, self.predictor, self.config, self.dtype = model, model.predictor, config, dtype
+        self.kernels = kernels
         self.pool = torch.cuda.graph_pool_handle()  # the graphs never run at the same time: they share their memory
-        self.stamp: list[tuple[int, int]] = []
+        self.weights: list[Tensor] = []
+        self.versions: list[int] = []
         self.batches: dict[int, _Batch] = {}
 
     @torch.inference_mode()
     def __call__(self, frames: Tensor, goals: Tensor, keys: Sequence[int]) -> Found:
         """frames and goals: (B, 3, S, S) uint8 on any device; keys: a number for each plan, its noise."""
-        self._fold_weights()
+        found = self._search(frames, goals, keys) if self.weights else None
+        # While the device works: are the weights still those that were folded?
+        weights = [w.detach() for w in chain(self.model.parameters(), self.model.buffers())]
+        versions = [0 if w.is_inference() else w._version for w in weights]
+        places = [w.data_ptr() for w in weights]
+        if found is None or versions != self.versions or places != [w.data_ptr() for w in self.weights]:
+            self.weights, self.versions, self.batches = weights, versions, {}
+            self.exact = self.kernels.TritonTerminal(self.predictor, torch.float32)
+            self.terminal = self.kernels.TritonTerminal(self.predictor, self.dtype)
+            found = self._search(frames, goals, keys)
+        return found
+
+    def _search(self, frames: Tensor, goals: Tensor, keys: Sequence[int]) -> Found:
         parts = -(-len(keys) // self.largest)
         each = -(-len(keys) // parts)
         found = []
         for i in range(0, len(keys), each):
             mine = slice(i, i + each)
-            count = len(keys[mine])
-            size = (
-                count if count <= EXACT_BATCHES else min(-(-count // EXACT_BATCHES) * EXACT_BATCHES, self.largest)
-            )
+            size = padded(len(keys[mine]), self.largest)
             if size not in self.batches:
                 self.batches[size] = _Batch(self, size, frames)
             found.append(self.batches[size].search(frames[mine], goals[mine], keys[mine]))
         return Found(*map(torch.cat, zip(*found, strict=True)))
 
-    def _fold_weights(self) -> None:
-        """Anew where the weights have changed since the last search."""
-        weights = chain(self.model.parameters(), self.model.buffers())
-        stamp = [(w.data_ptr(), 0 if w.is_inference() else w._version) for w in weights]
-        if stamp != self.stamp:
-            self.stamp, self.batches = stamp, {}
-            predictor = self.model.predictor
-            assert isinstance(predictor, CausalPredictor)
-            fast = self.kernels.TritonTerminal if self.dtype != torch.float32 else FastTerminal
-            self.terminal = fast(predictor, self.dtype)
+
+def padded(count: int, largest: int) -> int:
+    """The batch size a number of episodes is padded to: few sizes, so few graphs."""
+    return count if count <= EXACT_BATCHES else min(-(-count // EXACT_BATCHES) * EXACT_BATCHES, largest)
 
 
 class _Batch:
     """The graphs for one batch size, and the tensors they read and write."""
 
     def __init__(self, search: CapturedSearch, size: int, frames: Tensor):
-        model, config, terminal = search.model, search.config, search.terminal
+        model, config, terminal, exact = search.model, search.config, search.terminal, search.exact
         device = next(model.parameters()).device
         self.size, self.iterations = size, config.iterations
         self.frames = torch.zeros(2, size, *frames.shape[1:], dtype=torch.uint8, device=device)  # and goals
@@ -124,7 +128,7 @@ class _Batch:
             iteration.add_(1)
 
         def finish() -> Tensor:
-            return model.rollout(self.z[0], self.mean[:, None])[:, 0]
+            return exact.rollout(self.z[0], self.mean[:, None])[:, 0]
 
         self.begin, self.z = captured(begin, search.pool)
         self.begin.replay()

@@ -97,7 +97,7 @@ class Planner:
         costs = model.distance(latents[:, -1], z_goal).tolist()
         start_costs = model.distance(z, z_goal).tolist()
         standardised = mean[:, : config.execute].unflatten(-1, (-1, model.action_size)).flatten(1, 2)
-        actions = model.normalizer.invert(standardised).cpu().numpy()
+        actions = model.normalizer.invert(standardised.cpu()).numpy()
         novelty = self._novelty(z, z_goal, latents[:, -1])
         imagined = latents.cpu().numpy()
         return [Plan(*parts) for parts in zip(actions, costs, start_costs, imagined, novelty, strict=True)]

@@ -18,8 +18,8 @@ MARGINAL = Caption(
     "compared with the standard Gaussian that training asks for: the length of their mean (should be 0), "
     "the distance of their covariance from the identity, the median Cramér–von Mises discrepancy of "
     "one-dimensional projections, and the same after whitening, which leaves only the shape.",
-    "Shorter is better. The dashed line is what a true Gaussian sample of that size gives: lower than that "
-    "is luck. The line on a bar spans the runs where there are several.",
+    "Shorter is better. The dashed line is what a true Gaussian sample of that size gives. The line on a "
+    "bar spans the runs where there are several.",
     "Arms with WEMReg improve several of the four, covariance and projections on TwoRoom most clearly; not "
     "every statistic of every task.",
 )
@@ -42,12 +42,13 @@ ROLLOUT = Caption(
     "ATLAS is below LeWM at every horizon on PushT and TwoRoom, and the gap tends to grow with the horizon.",
 )
 RELATIONAL = Caption(
-    "Among the futures of one start, the difference between each pair's distance in the planning latent and"
-    " in the mean patch features, each over its own mean distance; summed up as root mean square, 95th "
-    "percentile and maximum. Bars are medians over starts, lines 95 % bootstrap intervals (of several runs,"
-    " their span).",
-    "Shorter is better: 0 means that the latent orders states exactly as the patch features do. The maximum"
-    " shows the worst pair, which is the one that misleads a planner.",
+    "Among the ends that the candidate plans of one start really have, and its goal: the difference between"
+    " each pair's distance in the planning latent and in the encoder's mean patch features, both "
+    "standardised and over their mean distance in a bank of training frames; summed up as root mean square,"
+    " 95th percentile and maximum. Bars are medians over starts, lines 95 % bootstrap intervals (of several"
+    " runs, their span).",
+    "Shorter is better: at 0 the latent has exactly the distances of the patch features. The maximum is the"
+    " worst pair; it is the one that enters the bound below.",
     "OOD-recovery, which asks for exactly this, lowers the distortion; a Gaussian marginal alone does not "
     "ask for it.",
 )
@@ -62,11 +63,11 @@ REGRET = Caption(
     " paper takes it as structure and not as a forecast of success.",
 )
 DECOMPOSITION = Caption(
-    "The mean of ε_plan, half the bound, as the sum of its three terms: prediction (error of the imagined "
-    "end), relations (distances of the latent against those of the patch features) and scale (typical "
-    "distances of the latent against those of the reference).",
+    "The mean of ε_plan, half the bound, as the sum of its three terms: prediction (the worst error of an "
+    "imagined end), relations (the worst distortion of a distance) and scale (latent coordinates whose "
+    "spread is not one).",
     "Shorter is better. The longest part is where a model has most to gain.",
-    "A structural decomposition: the paper uses it to see which property limits planning, not to predict success.",
+    "The paper reads it as a structural decomposition, not as a predictor of planning success.",
 )
 CASES = Caption(
     "The same start and the same goal for each method, one above the other: frames of the real environment "

@@ -15,13 +15,12 @@ from PIL import Image
 
 from atlas_wm.report import captions
 from atlas_wm.report.look import BAD, GOOD, MUTED, Figure, Panel
-from atlas_wm.report.naming import NAMES, task_name
+from atlas_wm.report.naming import method_name, task_name
 from atlas_wm.report.runs import Study
 from atlas_wm.report.section import Section, diagnostic_notices
 from atlas_wm.run_folder import read_json, read_run
 
 MOST_EPISODES = 6
-LABEL_WIDTH = 1.75  # in frames
 INCHES_PER_FRAME = 0.98
 
 
@@ -35,7 +34,7 @@ class Strip:
     goal: np.ndarray
 
 
-def draw_strips(axes: Axes, strips: Sequence[Strip], columns: int) -> None:
+def draw_strips(axes: Axes, strips: Sequence[Strip], columns: int, label_width: float) -> None:
     """One strip below the other in frame units: the name, the frames with their step, the goal at the right."""
     for place, strip in enumerate(strips):
         bottom = -1.22 * (place + 1)
@@ -52,15 +51,18 @@ def draw_strips(axes: Axes, strips: Sequence[Strip], columns: int) -> None:
         axes.imshow(strip.goal, extent=(left, left + 0.96, bottom, bottom + 0.96))
         axes.add_patch(Rectangle((left, bottom), 0.96, 0.96, fill=False, ec=colour, lw=2.5))
         axes.text(left + 0.48, bottom + 1.0, "goal", ha="center", va="bottom", fontsize=7.5, color=MUTED)
-    axes.set(xlim=(-LABEL_WIDTH, columns + 1.12), ylim=(-1.22 * len(strips) - 0.03, 0))
+    axes.set(xlim=(-label_width, columns + 1.12), ylim=(-1.22 * len(strips) - 0.03, 0))
     axes.axis("off")
 
 
 def strips_panel(title: str, strips: Sequence[Strip]) -> Panel:
     columns = max(len(strip.frames) for strip in strips)
-    width = INCHES_PER_FRAME * (LABEL_WIDTH + columns + 1.12)
+    label_width = 0.25 + 0.085 * max(18, *(len(strip.label) for strip in strips))  # in frames
+    width = INCHES_PER_FRAME * (label_width + columns + 1.12)
     height = INCHES_PER_FRAME * 1.22 * len(strips) + 0.35
-    return Panel(title, partial(draw_strips, strips=strips, columns=columns), height, width)
+    return Panel(
+        title, partial(draw_strips, strips=strips, columns=columns, label_width=label_width), height, width
+    )
 
 
 def cases_section(study: Study) -> Section:
@@ -83,8 +85,7 @@ def cases_section(study: Study) -> Section:
             novelty = here[0][2].get("novelty")
             title = f"{task_name(task)}, start row {row}" + ("" if novelty is None else f", novelty {novelty:.2f}")
             labels = [
-                g.label if len(g.runs) == 1 else f"{NAMES.get(g.method, g.method)} ({run.name})"
-                for g, run, _ in here
+                g.label if len(g.runs) == 1 else f"{method_name(g.method)} ({run.name})" for g, run, _ in here
             ]
             panels.append(
                 strips_panel(title, [_strip(label, e) for label, (_, _, e) in zip(labels, here, strict=True)])
@@ -113,7 +114,7 @@ def film_strips(runs: Sequence[Path], condition: str, path: Path, most: int = 3,
             record = _episodes(run, condition)[int(name.removeprefix("row"))]
             shown = np.unique(np.linspace(0, len(film) - 2, columns).round().astype(int))
             steps = [min(int(i) * info.config.model.frameskip, record["steps"]) for i in shown]
-            label = NAMES.get(info.method, info.method)
+            label = method_name(info.method)
             strips.append(
                 Strip(label, record["success"], record["steps"], steps, [film[i] for i in shown], film[-1])
             )

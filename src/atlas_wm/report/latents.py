@@ -79,7 +79,7 @@ def _draw_bars(axes: Axes, key: str, groups: Sequence[tuple[Group, list[Json]]])
         estimate = Estimate.of([(r.get(key), None, None) for r in results])
         text = number(estimate.value) if estimate else None
         rows.append(Bar(group.label, estimate, group.colour, ALPHAS[min(group.variant, 2)], text))
-    null = _mean([r for _, results in groups for r in results], "cvm_null") if key.startswith("cvm") else None
+    null = _mean([r for _, results in groups for r in results], "cvm_null") if key == "cvm" else None
     bars(axes, rows, reference=(null, "Gaussian sample") if null is not None else None)
     axes.xaxis.set_major_locator(matplotlib.ticker.MaxNLocator(4))
 
@@ -126,7 +126,6 @@ def geometry_section(study: Study) -> Section:
 def _draw_map(axes: Axes, result: Json) -> None:
     points = np.array(result["points"], float).reshape(-1, 2)
     novelty = np.array(result["novelty_percentile"], float)
-    novelty = novelty * (100 if np.nanmax(novelty, initial=0.0) <= 1 else 1)
     order = np.argsort(novelty)  # unusual states on top
     shown = axes.scatter(points[order, 0], points[order, 1], c=novelty[order], cmap=NOVELTY, vmin=0, vmax=100,
                          s=7, lw=0, alpha=0.85, rasterized=True)  # fmt: skip

@@ -5,6 +5,7 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from textwrap import fill
 from typing import Any
 
 import matplotlib
@@ -27,7 +28,7 @@ COLOURS = {
     "dino-wm": "#cc79a7",
     "fast-wm": "#8f8f1f",
 }
-OTHER_COLOURS = ["#882255", "#44aa99", "#aa4499", "#999933"]  # methods of the user's own
+OTHER_COLOURS = ["#8a63d2", "#44aa99", "#a6761d", "#c0506a"]  # methods of the user's own
 TERM_COLOURS = {"prediction": "#77aadd", "relational": "#eedd88", "scale": "#ffaabb"}
 TERM_TEXT = "#111111"  # on them, whatever the theme
 GOOD, BAD = "#1a8f5f", "#d0433b"
@@ -123,7 +124,7 @@ class Panel:
     width: float = PANEL_WIDTH
 
     def on(self, axes: Axes) -> None:
-        axes.set_title(self.title)
+        axes.set_title(fill(self.title, round(13 * self.width)))
         self.draw(axes)
 
 
@@ -160,7 +161,8 @@ def bars(axes: Axes, rows: Sequence[Bar], *, reference: tuple[float, str] | None
         axes.barh(y, e.value, 0.4, color=bar.colour, alpha=bar.alpha, hatch="////" if bar.hatched else None,
                   edgecolor=bar.colour if bar.hatched else "none", fill=not bar.hatched, lw=1)  # fmt: skip
         if e.low is not None and e.high is not None and e.high > e.low:
-            axes.plot([e.low, e.high], [y, y], color=INK, lw=1.2, solid_capstyle="butt")
+            for colour, width in ((PAPER, 3.2), (INK, 1.3)):  # with a rim, to be seen on its bar
+                axes.plot([e.low, e.high], [y, y], color=colour, lw=width, solid_capstyle="butt")
         end = max(e.value, e.high if e.high is not None else e.value, 0)
         axes.annotate(bar.text or f"{e.value:.2f}", (end, y), (5, 0), textcoords="offset points", va="center",
                       fontsize=9, bbox=CLEAR)  # fmt: skip

@@ -12,5 +12,9 @@ NAMES = {
 TASKS = {"tworoom": "TwoRoom", "pusht": "PushT", "cube": "OGBench-Cube"}
 
 
+def method_name(method: str) -> str:
+    return NAMES.get(method, method.rpartition(":")[-1])
+
+
 def task_name(task: str) -> str:
     return TASKS.get(task, task.rpartition(":")[-1])

@@ -2,7 +2,7 @@
 
 import os
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -23,6 +23,8 @@ from atlas_wm.report.section import Notice, Section, data_warnings
 from atlas_wm.report.success import ablation_section, headlines, main_section
 from atlas_wm.report.training import settings_section, training_section
 
+GENERATOR = '<meta name="generator" content="atlas-wm">'
+ERRORS = (LookupError, TypeError, ValueError, AttributeError, OSError)  # of values that no check foresaw
 SECTIONS: list[Callable[[Study], Section]] = [
     main_section,
     ablation_section,
@@ -49,9 +51,7 @@ def write_report(runs: Sequence[str | Path], out: str | Path | None = None) -> P
     study = read_study(folders)
     folder = Path(out) if out else default_place(folders)
     files = {Figure: folder / "figures", Table: folder / "tables"}
-    for place in files.values():
-        shutil.rmtree(place, ignore_errors=True)  # what an earlier report drew may no longer be true
-        place.mkdir(parents=True)
+    _make_room(folder, files.values())
     sections = [_finish(build, study, files) for build in SECTIONS]
     page = folder / "index.html"
     page.write_text(
@@ -72,31 +72,60 @@ def write_report(runs: Sequence[str | Path], out: str | Path | None = None) -> P
 def default_place(folders: Sequence[Path]) -> Path:
     if len(folders) == 1:
         return folders[0] / "report"
-    return Path(os.path.commonpath([folder.absolute().parent for folder in folders])) / "report"
+    here, common = Path.cwd(), Path(os.path.commonpath([folder.absolute().parent for folder in folders]))
+    return (common.relative_to(here) if common.is_relative_to(here) else common) / "report"
+
+
+def _make_room(folder: Path, places: Iterable[Path]) -> None:
+    """Remove what an earlier report left, which may no longer be true; nothing that is not a report's."""
+    page = folder / "index.html"
+    if page.exists():
+        if GENERATOR not in page.read_text(errors="replace"):
+            raise UserError(f"{page} is there and is not a report: choose another --out")
+        for place in places:
+            shutil.rmtree(place, ignore_errors=True)
+    for place in places:
+        place.mkdir(parents=True, exist_ok=True)
 
 
 def _finish(build: Callable[[Study], Section], study: Study, files: dict[Any, Path]) -> dict[str, Any]:
-    """A section with its figures drawn and its files written. Values no check foresaw are named, not fatal."""
-    name = build.__name__.removesuffix("_section")
+    """A section, drawn, with its files written. Runs whose files cannot be drawn are named and left out."""
+    left_out: list[Notice] = []
     try:
-        section = build(study)
-        blocks = []
-        for block in section.blocks:
-            if not isinstance(block, Notice):
-                block.write(files[type(block)])
-            blocks.append(
-                {
-                    "kind": type(block).__name__.lower(),
-                    "block": block,
-                    "panels": block.inline if isinstance(block, Figure) else [],
-                }
-            )
-    except (LookupError, TypeError, ValueError, AttributeError) as error:
-        what = f"The files of this section could not be drawn: {type(error).__name__}: {error}"
-        study.problems.append(f"section {name}: {type(error).__name__}: {error}")
-        section = Section(name, name.capitalize(), "")
-        blocks = [{"kind": "notice", "block": Notice("warning", what), "panels": []}]
+        section, panels = _draw(build, study)
+    except ERRORS as error:
+        culprits = {run.name: problem for run in study.runs if (problem := _problem(build, run))} or {
+            "all": f"{type(error).__name__}: {error}"
+        }
+        for name, problem in culprits.items():
+            what = f"{build.__name__.removesuffix('_section')}: the files of {name} cannot be drawn ({problem})"
+            study.problems.append(what)
+            left_out.append(Notice("warning", f"Left out, {what}."))
+        others = [run for run in study.runs if run.name not in culprits and "all" not in culprits]
+        section, panels = _draw(build, Study(others))
+    for block in section.blocks:
+        if not isinstance(block, Notice):
+            block.write(files[type(block)])
+    blocks = [{"kind": "notice", "block": notice, "panels": []} for notice in left_out]
+    blocks += [
+        {"kind": type(block).__name__.lower(), "block": block, "panels": drawn}
+        for block, drawn in zip(section.blocks, panels, strict=True)
+    ]
     return {"key": section.key, "title": section.title, "question": section.question, "blocks": blocks}
+
+
+def _draw(build: Callable[[Study], Section], study: Study) -> tuple[Section, list[list[str]]]:
+    section = build(study)
+    return section, [block.inline if isinstance(block, Figure) else [] for block in section.blocks]
+
+
+def _problem(build: Callable[[Study], Section], run: Run) -> str:
+    """Why the files of this run alone cannot be drawn, if so."""
+    try:
+        _draw(build, Study([run]))
+    except ERRORS as error:
+        return f"{type(error).__name__}: {error}"
+    return ""
 
 
 def _run_line(run: Run) -> dict[str, Any]:

@@ -2,16 +2,17 @@
 
 from collections.abc import Sequence
 from functools import partial
+from textwrap import fill
 
 import numpy as np
 from matplotlib.axes import Axes
+from matplotlib.patches import Patch
 from matplotlib.ticker import MaxNLocator
 
 from atlas_wm.report import captions
 from atlas_wm.report.look import (
     ALPHAS,
     DASHES,
-    INK,
     MUTED,
     TERM_COLOURS,
     TERM_TEXT,
@@ -96,8 +97,9 @@ def direct_labels(axes: Axes, ends: Sequence[tuple[float, float, Group]]) -> Non
     low, high = axes.get_ylim()
     gap, floor = (high - low) * 0.075, -np.inf
     for value, _, group in sorted(ends, key=lambda end: end[0]):
-        floor = max(value, floor + gap)
-        axes.annotate(group.label, (1.02, floor), xycoords=("axes fraction", "data"), va="center",
+        name = fill(group.label, 22)
+        floor = max(value, floor + gap * (1 + 0.8 * name.count("\n")))
+        axes.annotate(name, (1.02, floor), xycoords=("axes fraction", "data"), va="center",
                       color=group.colour, fontsize=9, annotation_clip=False)  # fmt: skip
 
 
@@ -266,13 +268,12 @@ def _draw_terms(axes: Axes, groups: Measured) -> None:
         for term in TERMS:
             value = row[term]
             if value is not None:
-                axes.barh(-place, value, 0.44, left=left, color=TERM_COLOURS[term],
-                          label=TERMS[term] if place == 0 else None)  # fmt: skip
+                axes.barh(-place, value, 0.44, left=left, color=TERM_COLOURS[term])
                 axes.annotate(f"{value:.2f}", (left + value / 2, -place), ha="center", va="center", fontsize=8,
                               color=TERM_TEXT, gid=f"{value}")  # fmt: skip
                 left += value
-        axes.annotate(f"{left:.2f}" if left else "not available", (left, -place), (5, 0),
-                      textcoords="offset points", va="center", fontsize=9, color=INK)  # fmt: skip
+        total = "sum not available" if None in (row[term] for term in TERMS) else f"{left:.2f}"
+        axes.annotate(total, (left, -place), (5, 0), textcoords="offset points", va="center", fontsize=9)
         totals.append(left)
     reach = max(totals, default=1.0) or 1.0
     for text in [t for t in axes.texts if t.get_gid()]:  # no room for the number
@@ -286,4 +287,5 @@ def _draw_terms(axes: Axes, groups: Measured) -> None:
     )
     axes.grid(axis="y", visible=False)
     axes.spines["left"].set_visible(False)
-    axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.28), ncols=3, fontsize=9)
+    keys = [Patch(color=TERM_COLOURS[term], label=words) for term, words in TERMS.items()]
+    axes.legend(handles=keys, loc="upper center", bbox_to_anchor=(0.5, -0.28), ncols=3, fontsize=9)

@@ -10,7 +10,7 @@ from typing import Any
 
 from atlas_wm.errors import UserError
 from atlas_wm.report.look import OTHER_COLOURS, method_colour
-from atlas_wm.report.naming import NAMES, task_name
+from atlas_wm.report.naming import method_name, task_name
 from atlas_wm.run_folder import CONFIG, METRICS, read_json
 
 Json = dict[str, Any]
@@ -98,11 +98,11 @@ class Study:
         for runs in alike.values():
             method, task = runs[0].method, runs[0].task
             rivals = [r for r in alike.values() if (r[0].method, r[0].task) == (method, task)]
-            label = NAMES.get(method, method)
+            label = method_name(method)
             if len(rivals) > 1:
-                label += f" ({runs[0].name})"
+                label += f", {runs[0].name}"
             if len(runs) > 1:
-                label += f", {len(runs)} runs"
+                label += f" ({len(runs)} runs)"
             groups.append(Group(runs, label, colours[method], rivals.index(runs)))
         return groups
 

@@ -7,7 +7,7 @@ from typing import Literal
 from atlas_wm.report.look import Figure
 from atlas_wm.report.naming import task_name
 from atlas_wm.report.page_table import Table
-from atlas_wm.report.runs import Run, Study
+from atlas_wm.report.runs import Json, Run, Study
 
 
 @dataclass(frozen=True)
@@ -35,13 +35,18 @@ def diagnostic_notices(study: Study, what: str) -> list[Notice]:
     """Which runs lack it, which were asked other questions, and what the files note."""
     notices = []
     without = [run for run in study.runs if what not in run.diagnostics]
-    if without:
-        command = f"atlas diagnose {' '.join(str(run.folder) for run in without)} --what {what}"
-        notices.append(Notice("missing", f"Not measured: {names(without)}.", command))
+    damaged = [run for run in without if (run.folder / "diagnostics" / f"{what}.json").exists()]
+    for runs, state, flag in (
+        ([run for run in without if run not in damaged], "Not measured", ""),
+        (damaged, "Measured, but the file is damaged", " --fresh"),
+    ):
+        if runs:
+            command = f"atlas diagnose {' '.join(str(run.folder) for run in runs)} --what {what}{flag}"
+            notices.append(Notice("missing", f"{state}: {names(runs)}.", command))
     for task in study.tasks:
         runs = [run for run in study.runs if run.task == task and what in run.diagnostics]
         for key, why in (("queries", "different queries"), ("settings", "different settings")):
-            if unlike := _unlike(runs, [run.diagnostics[what].get(key) for run in runs]):
+            if unlike := unlike_values(runs, [_asked(run.diagnostics[what], key) for run in runs]):
                 notices.append(
                     Notice(
                         "warning", f"{task_name(task)}: measured with {why}, not comparable as it stands: {unlike}."
@@ -60,19 +65,26 @@ def diagnostic_notices(study: Study, what: str) -> list[Notice]:
     return notices
 
 
+def _asked(file: Json, key: str) -> object:
+    """The queries or the settings of a result, without what belongs to its run alone."""
+    if key == "settings":
+        return {name: value for name, value in (file.get(key) or {}).items() if name not in ("evaluation", "rows")}
+    return file.get(key)
+
+
 def data_warnings(study: Study) -> list[Notice]:
     """Runs of one task that were trained on different data."""
     warnings = []
     for task in study.tasks:
         runs = [run for run in study.runs if run.task == task]
-        if unlike := _unlike(runs, [run.data_hash for run in runs]):
+        if unlike := unlike_values(runs, [run.data_hash for run in runs]):
             warnings.append(
                 Notice("warning", f"{task_name(task)}: trained on different datasets, compare with care: {unlike}.")
             )
     return warnings
 
 
-def _unlike(runs: Sequence[Run], values: Sequence[object]) -> str:
+def unlike_values(runs: Sequence[Run], values: Sequence[object]) -> str:
     """``a, b: x; c: y`` where the values are not all the same, else nothing."""
     by_value: dict[str, list[Run]] = {}
     for run, value in zip(runs, values, strict=True):

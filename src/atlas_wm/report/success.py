@@ -12,7 +12,7 @@ from atlas_wm.report.look import ALPHAS, MUTED, Bar, Estimate, Figure, Panel, ba
 from atlas_wm.report.naming import NAMES, task_name
 from atlas_wm.report.page_table import Table
 from atlas_wm.report.runs import Group, Json, Study
-from atlas_wm.report.section import Notice, Section, names, per_task
+from atlas_wm.report.section import Notice, Section, names, per_task, unlike_values
 from atlas_wm.report.table import HALVES, rate, success_row
 
 RANDOM = "Random actions"
@@ -164,16 +164,10 @@ def _notices(study: Study) -> list[Notice]:
                     Notice("note", f"{words(study, task, condition)}: not measured for {names(without)}.")
                 )
             for what, key in (("episodes", _episodes_of), ("planner settings", _plan_of)):
-                kinds = {key(run.evaluations[condition]) for run in runs}
-                if len(kinds) > 1:
-                    notices.append(
-                        Notice(
-                            "warning",
-                            f"{task_name(task)}, {words(study, task, condition)}: the runs were evaluated with "
-                            f"different {what}; their rates are not comparable as they stand "
-                            f"({'; '.join(f'{r.name}: {key(r.evaluations[condition])}' for r in runs)}).",
-                        )
-                    )
+                if unlike := unlike_values(runs, [key(run.evaluations[condition]) for run in runs]):
+                    where = f"{task_name(task)}, {words(study, task, condition)}"
+                    text = f"{where}: evaluated with different {what}, not comparable as it stands: {unlike}."
+                    notices.append(Notice("warning", text))
     return notices
 
 
@@ -276,4 +270,4 @@ def _lead(lines: Sequence[dict[str, Any]]) -> str:
     if not spreads:
         return f"{lead}; with one run and one seed each, nothing says how much of that is chance."
     inside = first["mean"] - second["mean"] <= max(spreads)
-    return f"{lead}, {'within' if inside else 'more than'} one standard deviation."
+    return f"{lead}, {'within' if inside else 'more than'} one standard deviation of either."

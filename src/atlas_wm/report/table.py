@@ -9,7 +9,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from atlas_wm.report.naming import NAMES
+from atlas_wm.report.naming import method_name
 
 Report = dict[str, Any]  # one evaluation/*.json
 HALVES = {"id": "ID half", "ood": "OOD half"}  # by novelty of the demonstration
@@ -33,7 +33,7 @@ def success_rows(reports: Sequence[Report]) -> list[dict[str, Any]]:
             rows.append(success_row("Random actions", where, floors[:1]))  # the same episodes for every run
         for method in dict.fromkeys(r["method"] for r in here):
             rows.append(
-                success_row(NAMES.get(method, method), where, [r["model"] for r in here if r["method"] == method])
+                success_row(method_name(method), where, [r["model"] for r in here if r["method"] == method])
             )
     return rows
 

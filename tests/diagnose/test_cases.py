@@ -1,0 +1,141 @@
+"""Cases: the evaluation's own episodes, filmed; those on which runs differ come first."""
+
+import base64
+import io
+import json
+
+import numpy as np
+import pytest
+from PIL import Image
+from run_folders import EVALUATION, OFFSET, PROTOCOL
+
+from atlas_wm.config import PlanConfig
+from atlas_wm.diagnose.cases import _strip, choose_rows
+from atlas_wm.diagnose.evaluated import evaluated, find_evaluated
+from atlas_wm.errors import UserError
+
+
+def test_filmed_episodes_repeat_what_the_evaluation_recorded(diagnosed):
+    """With its planner, which is not the run's, and on one thread."""
+    report = json.loads((diagnosed.evaluated / EVALUATION).read_text())
+    recorded = {e["row"]: e for e in report["model"]["episodes"]["3"]}
+    result = diagnosed.read("evaluated", "cases")["result"]
+    assert len(result["episodes"]) == 4 and "note" not in result
+    for episode in result["episodes"]:
+        assert [episode[key] for key in ("success", "steps", "novelty")] == [
+            recorded[episode["row"]][key] for key in ("success", "steps", "novelty")
+        ]
+
+
+def test_episodes_that_went_otherwise_are_told(diagnosed):
+    """The run with other weights was diagnosed beside the first one's evaluation."""
+    mine, others = (diagnosed.read(run, "cases") for run in ("changed", "evaluated"))
+    ends = [[(e["success"], e["steps"]) for e in one["result"]["episodes"]] for one in (mine, others)]
+    assert [e["row"] for e in mine["result"]["episodes"]] == [e["row"] for e in others["result"]["episodes"]]
+    other = sum(a != b for a, b in zip(*ends, strict=True))
+    assert other and mine["result"]["note"].startswith(f"{other} of the episodes went otherwise")
+
+
+def test_pictures_decode_to_the_episode_from_start_to_end_and_its_goal(diagnosed, data, task):
+    env = task.make_env()
+
+    def shown(state: np.ndarray) -> np.ndarray:
+        task.reset(env, state, state)
+        return env.render()
+
+    for episode in diagnosed.read("evaluated", "cases")["result"]["episodes"]:
+        *frames, goal = [np.asarray(Image.open(io.BytesIO(base64.b64decode(f)))) for f in episode["frames"]]
+        steps = episode["shown_steps"]
+        assert len(frames) == len(steps) <= 7
+        assert (
+            steps[0] == 0 and steps == sorted(set(steps)) and episode["steps"] - 5 < steps[-1] <= episode["steps"]
+        )
+        assert np.array_equal(frames[0], shown(data.states[episode["row"]]))
+        assert np.array_equal(goal, shown(data.states[episode["row"] + OFFSET]))
+
+
+@pytest.mark.parametrize(
+    ("steps", "success", "taken"),
+    [
+        (1, True, [0, 1]),
+        (5, True, [0, 5]),
+        (12, True, [0, 5, 10, 12]),
+        (32, False, [0, 5, 10, 15, 20, 25, 30]),
+        (75, False, [0, 10, 25, 40, 50, 60, 75]),
+        (73, True, [0, 10, 25, 40, 50, 60, 73]),
+    ],
+)
+def test_the_steps_that_are_told_are_those_of_the_frames(steps, success, taken):
+    """A film has a frame every five steps and at success, and the goal last; here its brightness is the step."""
+    times = [t for t in range(steps + 1) if t % 5 == 0 or (success and t == steps)]
+    film = np.stack([np.full((8, 8, 3), t, np.uint8) for t in (*times, 255)])
+    strip = _strip(film, steps)
+    brightness = [np.asarray(Image.open(io.BytesIO(base64.b64decode(f)))).max() for f in strip["frames"]]
+    assert brightness == [*strip["shown_steps"], 255]
+    assert strip["shown_steps"] == taken
+
+
+def write_evaluation(run, outcomes: dict[int, bool], *, data="d", name="a", novelty=lambda row: 0.0, **protocol):
+    episodes = [
+        {"row": row, "success": success, "novelty": novelty(row), "last_states": [[0.0]]}
+        for row, success in outcomes.items()
+    ]
+    p = {
+        "offset": 50,
+        "budget": 75,
+        "episodes": len(episodes),
+        "seeds": [7, 8],
+        "part": "all",
+        "leave_out_solved": False,
+    }
+    report = {
+        "protocol": {**p, **protocol},
+        "plan": {**vars(PlanConfig()), "candidates": 77},
+        "data": {"hash": data},
+        "model": {"episodes": {"7": episodes, "8": []}},
+    }
+    (run / "evaluation").mkdir(parents=True, exist_ok=True)
+    (run / "evaluation" / f"{name}.json").write_text(json.dumps(report))
+
+
+def test_rows_on_which_runs_differ_come_first_then_failures_then_the_others(tmp_path):
+    one, two, three = (tmp_path / name for name in ("one", "two", "three"))
+    write_evaluation(
+        one, {10: True, 11: False, 12: True, 13: False, 14: True, 15: True, 16: True}, novelty=lambda row: row / 3
+    )
+    write_evaluation(two, {10: True, 11: True, 12: True, 13: False, 14: False, 15: True, 99: True})
+    write_evaluation(three, {10: False}, data="another dataset")
+    (tmp_path / "never evaluated").mkdir()
+    runs = [one, two, three, tmp_path / "never evaluated"]
+    assert choose_rows(runs, 50, "d", count=6) == [14, 11, 13, 15, 12, 10]
+    assert choose_rows(runs, 50, "d", count=2) == [14, 11]
+    assert choose_rows([one], 50, "d", count=9) == [13, 11, 16, 15, 14, 12, 10]
+
+
+def test_runs_without_a_common_start_cannot_be_set_side_by_side(tmp_path):
+    write_evaluation(tmp_path / "one", {1: True})
+    write_evaluation(tmp_path / "two", {2: True})
+    with pytest.raises(UserError, match="different starts"):
+        choose_rows([tmp_path / "one", tmp_path / "two"], 50, "d")
+
+
+def test_of_several_evaluations_the_largest_counts_then_the_papers(tmp_path):
+    write_evaluation(tmp_path, {1: True}, name="1 small")
+    write_evaluation(tmp_path, {2: True, 3: True}, name="2 part", part="heldout")
+    write_evaluation(tmp_path, {4: True, 5: True}, name="3 budget", budget=100)
+    write_evaluation(tmp_path, {6: True, 7: True}, name="4 papers")
+    write_evaluation(tmp_path, {8: True, 9: True}, name="5 unsolved", leave_out_solved=True)
+    write_evaluation(tmp_path, {10: True, 11: True, 12: True}, name="6 data", data="other")
+    write_evaluation(tmp_path, {13: True, 14: True, 15: True}, name="7 offset", offset=25)
+    found = evaluated(tmp_path, 50, "d")
+    assert [e["row"] for e in found.episodes] == [6, 7]
+    assert (found.seed, found.budget, found.plan.candidates) == (7, 75, 77)
+    assert find_evaluated(tmp_path, 33, "d") is None
+    with pytest.raises(UserError, match=r"no evaluation at offset 33 .* `atlas eval .* --offset 33`"):
+        evaluated(tmp_path, 33, "d")
+
+
+def test_a_real_evaluation_is_read_with_its_first_seed_and_planner(evaluated_run, data):
+    found = evaluated(evaluated_run, OFFSET, data.content_hash())
+    assert (found.seed, found.budget, len(found.episodes)) == (3, PROTOCOL.steps, 10)
+    assert (found.plan.candidates, found.plan.iterations) == (20, 2)

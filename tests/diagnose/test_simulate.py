@@ -1,0 +1,41 @@
+"""The real environment in processes: pictures of states that cannot be drawn, and random wandering."""
+
+import numpy as np
+import torch
+
+from atlas_wm.diagnose import simulate
+from atlas_wm.diagnose.simulate import Simulator
+from atlas_wm.frames import frame_to_tensor, reduce_frames
+from atlas_wm.tasks import get_task
+
+
+def test_pictures_of_a_task_that_cannot_draw_are_what_the_environment_shows(simulator, monkeypatch):
+    task = get_task("pusht")
+    rng = np.random.default_rng(0)
+    states = np.column_stack(
+        [rng.uniform(60, 180, (5, 2)), rng.uniform(250, 400, (5, 2)), rng.uniform(0, 6, 5), np.zeros((5, 2))]
+    )
+    monkeypatch.setattr(simulate, "STATES_A_JOB", 2)  # in several processes
+    env, expected = task.make_env(), []
+    for state in states:
+        task.reset(env, state, states[0])  # the goal is not in the picture
+        expected.append(reduce_frames(frame_to_tensor(env.render()), 32)[0])
+    pictures = simulator.pictures(task, states, 32)
+    assert pictures.dtype == torch.uint8 and torch.equal(pictures, torch.stack(expected))
+    assert len({picture.numpy().tobytes() for picture in pictures}) == 5
+
+
+def test_what_can_be_drawn_is_drawn_without_a_process(task, data):
+    idle = Simulator(1)
+    assert torch.equal(idle.pictures(task, data.states[:3], 32), task.draw(data.states[:3], 32))
+    assert "_pool" not in vars(idle)
+
+
+def test_wandering_is_a_function_of_the_seed_alone(simulator, task):
+    states = simulator.wander(task, 3, 10, 5, seed=1)
+    assert states.tolist() == [
+        simulate._wander("tworoom", 10, 5, [1, n])[i].tolist() for n in range(3) for i in (0, 1)
+    ]
+    assert simulator.wander(task, 3, 10, 5, seed=1) is states  # for the next run
+    assert not np.array_equal(states, simulator.wander(task, 3, 10, 5, seed=2))
+    assert len(np.unique(states, axis=0)) == 6

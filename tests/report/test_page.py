@@ -1,0 +1,194 @@
+"""The report page: everything that is in the files, nothing that is not."""
+
+import csv
+import json
+import re
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+from made_up import REPRESENTATIONS, change, make_run
+from PIL import Image
+
+from atlas_wm.cli import main
+from atlas_wm.errors import UserError
+from atlas_wm.report.page import write_report
+
+SECTIONS = {
+    "summary", "success", "ablation", "probe", "geometry", "marginal", "rollout", "relational", "regret", "cases",
+    "training", "settings",
+}  # fmt: skip
+FIGURES = {
+    "success", "probe", "geometry", "marginal", "rollout", "relational", "regret", "decomposition", "cases",
+    "training",
+}  # fmt: skip
+
+
+class Page(HTMLParser):
+    """What a reader sees: texts, and the addresses of whatever is loaded or linked."""
+
+    def __init__(self, path: Path):
+        super().__init__()
+        self.sections: dict[str, str] = {}
+        self.addresses: list[str] = []
+        self._where, self._hidden = "", False
+        self.feed(path.read_text())
+
+    def handle_starttag(self, tag, attrs):
+        named = dict(attrs)
+        if tag == "section":
+            self._where = named["id"]
+            self.sections[self._where] = ""
+        self._hidden = tag in ("style", "script")
+        self.addresses += [v for k, v in attrs if k in ("src", "href", "xlink:href", "action", "data", "poster")]
+
+    def handle_data(self, data):
+        if self._where and not self._hidden:
+            self.sections[self._where] += " " + " ".join(data.split())
+
+
+@pytest.fixture(scope="module")
+def four(tmp_path_factory) -> list[Path]:
+    folder = tmp_path_factory.mktemp("four")
+    return [make_run(folder / method, method) for method in ("lewm", "lewm+ood", "wemreg", "atlas")]
+
+
+@pytest.fixture(scope="module")
+def page(four) -> Page:
+    return Page(write_report(four))
+
+
+def result(run: Path, what: str):
+    return json.loads((run / f"diagnostics/{what}.json").read_text())["result"]
+
+
+def test_every_section_and_file_is_there(four, page):
+    assert set(page.sections) == SECTIONS
+    report = four[0].parent / "report"  # beside the runs
+    for ending in ("png", "svg"):
+        assert {p.stem for p in (report / "figures").glob(f"*.{ending}")} == FIGURES
+    assert all(Image.open(p).size[0] > 400 for p in (report / "figures").glob("*.png"))
+    tables = {p.stem for p in (report / "tables").glob("*.csv")}
+    assert tables == {p.stem for p in (report / "tables").glob("*.tex")}
+    assert {"success", "ablation-tworoom", "probe", "settings-by-run", "settings-shared"} <= tables
+
+
+def test_like_runs_raise_no_warning(page):
+    assert not [name for name, text in page.sections.items() if "Take care" in text]
+
+
+def test_the_page_needs_no_network(four, page):
+    for address in page.addresses:
+        local = (four[0].parent / "report" / address).exists() if not address.startswith(("#", "data:")) else True
+        assert local, address
+    assert "@import" not in (text := (four[0].parent / "report/index.html").read_text())
+    assert not re.search(r"url\((?!#|['\"]?data:)", text)
+
+
+def test_the_numbers_are_those_of_the_files(four, page):
+    for run in four:
+        evaluation = json.loads((run / "evaluation/all_offset50_budget75.json").read_text())["model"]
+        for half in ("", "_id", "_ood"):
+            mean, std = evaluation[f"success{half}_mean"], evaluation[f"success{half}_std"]
+            assert f"{mean:.1f} ± {std:.1f}" in page.sections["success"], run.name
+        probe = result(run, "probe")["representations"]
+        for name in REPRESENTATIONS:
+            assert f"{probe[name]['auroc']:.2f}" in page.sections["probe"]
+            assert f"[{probe[name]['low']:.2f}, {probe[name]['high']:.2f}]" in page.sections["probe"]
+        assert f"{result(run, 'rollout')['median'][-1]:.3f}" in page.sections["rollout"]
+        assert f"{result(run, 'relational')['maximum']['median']:.3f}" in page.sections["relational"]
+        assert f"{result(run, 'regret')['means']['relational']:.3f}" in page.sections["regret"]
+        assert f"{result(run, 'geometry')['rank_correlation']:.2f}" in page.sections["geometry"]
+        assert f"{result(run, 'marginal')['effective_rank']:.1f}" in page.sections["marginal"]
+    assert "30b00272c8bbb44d" in page.sections["settings"] and "torch 2.15.0" in page.sections["settings"]
+    assert (
+        "The paper's cells at offset 50, in the same order: 58.0 and 71.8; 73.9 and 74.0 %"
+        in page.sections["ablation"]
+    )
+    assert "not reached in 75" in page.sections["cases"] and "reached in 48" in page.sections["cases"]
+
+
+def test_csv_holds_plain_numbers_and_latex_is_balanced(four, page):
+    tables = four[0].parent / "report/tables"
+    rows = list(csv.DictReader((tables / "probe.csv").open()))
+    shown = {(r["method"], r["representation"]): float(r["auroc"]) for r in rows}
+    assert shown["ATLAS", "z"] == result(four[-1], "probe")["representations"]["z"]["auroc"]
+    for path in tables.glob("*.tex"):
+        text = path.read_text()
+        assert text.count(r"\toprule") == text.count(r"\bottomrule") == 1
+        bare = re.sub(
+            r"\\[{}]|\$[^$]*\$", "", text.replace(f"tab:{path.stem}", "")
+        )  # no mathematics, no printed braces
+        assert bare.count("{") == bare.count("}")
+        assert not re.search(r"(?<!\\)[%#_]", bare), path.name
+        columns = len(re.search(r"\\begin\{tabular\}\{(\w+)\}", text).group(1))
+        body = [line for line in text.splitlines() if line.endswith(r"\\")]
+        assert {len(re.findall(r"(?<!\\)&", line)) for line in body} == {columns - 1}
+
+
+def test_training_seeds_are_one_method_and_say_how_many(tmp_path):
+    runs = [make_run(tmp_path / f"atlas-{seed}", "atlas", seed=seed, seeds=(42,)) for seed in (1, 2, 3)]
+    page = Page(write_report(runs, tmp_path / "out"))
+    rates = [
+        json.loads((r / "evaluation/all_offset50_budget75.json").read_text())["model"]["success_mean"] for r in runs
+    ]
+    assert "ATLAS (3 runs)" in page.sections["summary"]
+    assert f"{sum(rates) / 3:.1f} %" in page.sections["summary"]
+
+
+def test_missing_damaged_and_null_pieces_are_named(tmp_path):
+    good, poor = make_run(tmp_path / "good", "atlas"), make_run(tmp_path / "poor", "lewm")
+    (poor / "diagnostics/rollout.json").unlink()
+    (poor / "diagnostics/marginal.json").write_text('{"what": "marginal", ')
+    change(poor / "diagnostics/relational.json", "result", "rmse", value=3)  # JSON, but not what it should be
+    for name in REPRESENTATIONS:
+        change(poor / "diagnostics/probe.json", "result", "representations", name, value={"auroc": None})
+    change(poor / "diagnostics/probe.json", "result", "note", value="all episodes ended alike")
+    change(poor / "diagnostics/regret.json", "result", "means", "prediction", value=None)
+    page = Page(write_report([good, poor]))
+    assert f"atlas diagnose {poor} --what rollout" in page.sections["rollout"]
+    assert "the file is damaged: poor" in page.sections["marginal"]
+    assert f"{poor / 'diagnostics/marginal.json'} cannot be read" in page.sections["summary"]
+    assert "the files of poor cannot be drawn" in page.sections["relational"]
+    assert f"{result(good, 'relational')['rmse']['median']:.3f}" in page.sections["relational"]
+    assert "not available" in page.sections["probe"] and "poor: all episodes ended alike" in page.sections["probe"]
+    assert "sum not available" in page.sections["regret"]
+
+
+def test_runs_on_different_data_or_queries_are_flagged(tmp_path):
+    runs = [
+        make_run(tmp_path / "one", "atlas"),
+        make_run(tmp_path / "other", "lewm", data="0123456789abcdef", queries="q2"),
+    ]
+    page = Page(write_report(runs))
+    assert "trained on different datasets" in page.sections["summary"]
+    assert "evaluated with different episodes" in page.sections["success"]
+    assert "different queries, not comparable as it stands: one: q1; other: q2" in page.sections["rollout"]
+
+
+def test_a_run_that_was_only_trained_still_has_a_page(tmp_path):
+    import shutil
+
+    run = make_run(tmp_path / "bare", "my.module:MINE")
+    shutil.rmtree(run / "evaluation")
+    shutil.rmtree(run / "diagnostics")
+    (run / "metrics.csv").unlink()
+    page = Page(write_report([run]))
+    assert (run / "report/index.html").exists()
+    assert "No run has been evaluated" in page.sections["summary"]
+    assert f"atlas eval {run}" in page.sections["success"]
+    assert "metrics.csv" in page.sections["training"]
+
+
+def test_the_command_writes_where_it_is_told_and_destroys_nothing(tmp_path, capsys):
+    run, out = make_run(tmp_path / "run", "atlas"), tmp_path / "out"
+    (out / "figures").mkdir(parents=True)
+    (out / "figures/mine.png").write_text("keep")
+    main(["report", str(run), "--out", str(out)])
+    assert str(out / "index.html") in capsys.readouterr().out
+    assert (out / "figures/mine.png").read_text() == "keep"
+    (out / "index.html").write_text("somebody's page")
+    with pytest.raises(UserError, match="not a report"):
+        write_report([run], out)
+    with pytest.raises(UserError, match="no run folder"):
+        write_report([tmp_path / "nowhere"], tmp_path / "new")
