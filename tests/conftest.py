@@ -3,6 +3,7 @@
 import os
 
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # before torch: see atlas_wm/cli.py
+os.environ.setdefault("TRITON_INTERPRET", "1")  # before triton: its kernels then run on the CPU
 
 from dataclasses import replace
 from pathlib import Path

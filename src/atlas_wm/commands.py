@@ -87,7 +87,7 @@ def diagnose_with_progress(
     from atlas_wm.diagnose.diagnose import DIAGNOSTICS, diagnose
     from atlas_wm.diagnose.queries import QuerySettings
 
-    settings = QuerySettings(queries or 100, candidates, offset=offset, seed=seed)
+    settings = QuerySettings(queries, candidates, offset=offset, seed=seed)
     with Bar("diagnose", "parts") as bar:
 
         def show(name: str, done: int, total: int) -> None:
@@ -98,7 +98,7 @@ def diagnose_with_progress(
         files = diagnose(
             runs,
             tuple(DIAGNOSTICS) if "all" in what else tuple(what),
-            settings=settings if queries or (candidates, offset, seed) != (128, 50, 0) else None,
+            settings=settings,
             on_step=show,
             say=bar.say,
             **options,

@@ -15,16 +15,35 @@ from atlas_wm.diagnose.evaluated import evaluated, find_evaluated
 from atlas_wm.errors import UserError
 
 
-def test_filmed_episodes_repeat_what_the_evaluation_recorded(diagnosed):
-    """With its planner, which is not the run's, and on one thread."""
+def decoded(episode: dict) -> list[np.ndarray]:
+    return [np.asarray(Image.open(io.BytesIO(base64.b64decode(frame)))) for frame in episode["frames"]]
+
+
+@pytest.fixture(scope="module")
+def shown(task):
+    """How the environment shows a state."""
+    env = task.make_env()
+
+    def show(state: np.ndarray) -> np.ndarray:
+        task.reset(env, state, state)
+        return env.render()
+
+    return show
+
+
+def test_filmed_episodes_repeat_what_the_evaluation_recorded(diagnosed, shown):
+    """With its planner, which is not the run's: the last frame shows the state that was recorded then."""
     report = json.loads((diagnosed.evaluated / EVALUATION).read_text())
     recorded = {e["row"]: e for e in report["model"]["episodes"]["3"]}
     result = diagnosed.read("evaluated", "cases")["result"]
     assert len(result["episodes"]) == 4 and "note" not in result
     for episode in result["episodes"]:
+        before = recorded[episode["row"]]
         assert [episode[key] for key in ("success", "steps", "novelty")] == [
-            recorded[episode["row"]][key] for key in ("success", "steps", "novelty")
+            before[key] for key in ("success", "steps", "novelty")
         ]
+        state = before["last_states"][episode["shown_steps"][-1] - episode["steps"] - 1]
+        assert np.array_equal(decoded(episode)[-2], shown(np.array(state, np.float32)))
 
 
 def test_episodes_that_went_otherwise_are_told(diagnosed):
@@ -36,20 +55,13 @@ def test_episodes_that_went_otherwise_are_told(diagnosed):
     assert other and mine["result"]["note"].startswith(f"{other} of the episodes went otherwise")
 
 
-def test_pictures_decode_to_the_episode_from_start_to_end_and_its_goal(diagnosed, data, task):
-    env = task.make_env()
-
-    def shown(state: np.ndarray) -> np.ndarray:
-        task.reset(env, state, state)
-        return env.render()
-
+def test_pictures_decode_to_the_episode_from_start_to_end_and_its_goal(diagnosed, data, shown):
     for episode in diagnosed.read("evaluated", "cases")["result"]["episodes"]:
-        *frames, goal = [np.asarray(Image.open(io.BytesIO(base64.b64decode(f)))) for f in episode["frames"]]
+        *frames, goal = decoded(episode)
         steps = episode["shown_steps"]
         assert len(frames) == len(steps) <= 7
-        assert (
-            steps[0] == 0 and steps == sorted(set(steps)) and episode["steps"] - 5 < steps[-1] <= episode["steps"]
-        )
+        assert steps[0] == 0 and steps == sorted(set(steps))
+        assert episode["steps"] - 5 < steps[-1] <= episode["steps"]
         assert np.array_equal(frames[0], shown(data.states[episode["row"]]))
         assert np.array_equal(goal, shown(data.states[episode["row"] + OFFSET]))
 
@@ -70,7 +82,7 @@ def test_the_steps_that_are_told_are_those_of_the_frames(steps, success, taken):
     times = [t for t in range(steps + 1) if t % 5 == 0 or (success and t == steps)]
     film = np.stack([np.full((8, 8, 3), t, np.uint8) for t in (*times, 255)])
     strip = _strip(film, steps)
-    brightness = [np.asarray(Image.open(io.BytesIO(base64.b64decode(f)))).max() for f in strip["frames"]]
+    brightness = [frame.max() for frame in decoded(strip)]
     assert brightness == [*strip["shown_steps"], 255]
     assert strip["shown_steps"] == taken
 

@@ -107,8 +107,8 @@ def diagnose(
         for run in folders:
             subject = Subject(run, simulator, data_path, pick_device(device))
             mine = settings or QuerySettings()
-            if settings is None and subject.data.task.name == "cube":
-                mine = replace(mine, queries=16)  # it renders slowly; as in the paper
+            if mine.queries is None:
+                mine = replace(mine, queries=16 if subject.data.task.name == "cube" else 100)
             work = Diagnosis(subject, mine, folders, on_step)
             for number, name in enumerate(what):
                 on_step(f"{run.name}: {name}", number, len(what))

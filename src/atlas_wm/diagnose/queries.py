@@ -24,7 +24,8 @@ from atlas_wm.tasks import task_id
 
 @dataclass(frozen=True)
 class QuerySettings:
-    queries: int = 100
+    queries: int | None = None
+    """None: 100, of Cube 16: it renders slowly, and the paper has as many."""
     candidates: int = 128
     horizon: int = 5
     """Model steps that candidates last."""
@@ -33,7 +34,7 @@ class QuerySettings:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        if min(self.queries, self.horizon, self.offset) < 1 or self.candidates < 2:
+        if min(1 if self.queries is None else self.queries, self.horizon, self.offset) < 1 or self.candidates < 2:
             raise UserError("--queries and --offset must be at least 1, --candidates at least 2")
 
 
@@ -59,6 +60,7 @@ def shared_queries(
     """Drawn from the dataset and simulated, or read from ``file`` or another that holds these very ones."""
     # The demonstration has to last as long as the other candidates.
     ahead = max(settings.offset, settings.horizon * data.frameskip)
+    assert settings.queries is not None
     rows = draw_starts(data, Protocol(ahead, episodes=settings.queries), settings.seed)
     made_of = f"{task_id(data.task)} {data.content_hash()} {data.frameskip} {settings}"
     key = hashlib.sha256(made_of.encode()).hexdigest()[:16]

@@ -106,7 +106,8 @@ class Stage:
             scene.success = self.task.reached(scene.env, scene.start.goal, bool(terminated))
             scene.steps += 1
             scene.last_states.append(self.task.state(scene.env))
-            if scene.start.film and (scene.steps % FILM_EVERY == 0 or scene.success):
+            last = scene.success or scene.steps == self.budget
+            if scene.start.film and (scene.steps % FILM_EVERY == 0 or last):
                 scene.film.append(scene.env.render())
             if scene.success:
                 break

@@ -1,0 +1,143 @@
+"""The fast search finds what the plain one finds from the same noise.
+
+Here its kernels run in Triton's interpreter, and a stand-in replays what a CUDA graph would.
+"""
+
+import logging
+
+import pytest
+import torch
+
+from atlas_wm.config import PlanConfig
+from atlas_wm.errors import UserError
+from atlas_wm.models.fast import FastTerminal
+from atlas_wm.models.world_model import WorldModel
+from atlas_wm.plan import captured
+from atlas_wm.plan import planner as planner_module
+from atlas_wm.plan.captured import CapturedSearch, padded
+from atlas_wm.plan.planner import Planner
+from atlas_wm.recipes import demo
+from atlas_wm.streams import stream
+
+pytest.importorskip("triton")
+TINY = PlanConfig(candidates=6, iterations=2, elites=3, horizon=4, execute=4)
+
+
+@pytest.fixture
+def kernels():
+    from atlas_wm.models import kernels
+
+    return kernels
+
+
+class Replay:
+    def __init__(self, function):
+        self.function, self.result = function, function()
+
+    def replay(self):
+        again = self.function()
+        if self.result is not None:
+            self.result.copy_(again)
+
+
+@pytest.fixture
+def search(kernels, monkeypatch, demo_model):
+    monkeypatch.setattr(captured, "captured", lambda function, pool: ((r := Replay(function)), r.result))
+    monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: None)
+    return CapturedSearch(demo_model, TINY, torch.float32)
+
+
+def noise(kernels, keys, iteration=0, samples=400):
+    mean, keys = torch.zeros(len(keys), 5, 10), torch.tensor(keys)
+    return kernels.draw_candidates(mean, mean + 1, keys, torch.tensor([iteration]), samples)
+
+
+def test_noise_is_standard_normal_and_candidate_0_the_mean(kernels):
+    draws = noise(kernels, [3, 2**62 + 1])
+    assert (draws[:, 0] == 0).all()
+    x = draws[:, 1:].double()
+    assert x.mean().abs() < 0.02 and abs(x.var() - 1) < 0.03 and abs((x**4).mean() - 3) < 0.2
+    shifted = kernels.draw_candidates(
+        torch.full((2, 5, 10), 4.0),
+        torch.full((2, 5, 10), 0.5),
+        torch.tensor([3, 2**62 + 1]),
+        torch.tensor([0]),
+        400,
+    )
+    torch.testing.assert_close(shifted, 4 + 0.5 * draws)
+
+
+def test_noise_depends_on_key_and_iteration_and_not_on_the_batch(kernels):
+    together = noise(kernels, [5, 6, 7, 8])
+    assert torch.equal(noise(kernels, [7])[0], together[2])
+    others = [*together[:, 1:].flatten(1), *(noise(kernels, [5], i)[0, 1:].flatten() for i in (1, 2))]
+    related = torch.corrcoef(torch.stack(others)).fill_diagonal_(0)
+    assert related.abs().max() < 0.03  # 20,000 numbers each: 4 deviations
+
+
+@pytest.mark.parametrize("horizon", [1, 3, 5])
+def test_kernels_compute_what_the_torch_operations_compute(kernels, demo_model, horizon):
+    z, actions = torch.randn(2, 32, generator=stream(1)), torch.randn(2, 2, horizon, 10, generator=stream(2))
+    with torch.inference_mode():
+        fast = kernels.TritonTerminal(demo_model.predictor, torch.float32)
+        torch.testing.assert_close(fast(z, actions), demo_model.terminal(z, actions), atol=2e-5, rtol=1e-4)
+        torch.testing.assert_close(fast.rollout(z, actions), demo_model.rollout(z, actions), atol=2e-5, rtol=1e-4)
+        torch.testing.assert_close(
+            FastTerminal(demo_model.predictor).rollout(z, actions),
+            demo_model.rollout(z, actions),
+            atol=2e-5,
+            rtol=1e-4,
+        )
+
+
+def plain_search(model, kernels, frames, goals, keys):
+    z, z_goal = model.encode(frames), model.encode(goals)
+    mean = torch.zeros(len(keys), 4, 10)
+    std = torch.ones_like(mean)
+    for i in range(TINY.iterations):
+        candidates = kernels.draw_candidates(mean, std, torch.tensor(keys), torch.tensor([i]), TINY.candidates)
+        costs = model.distance(model.terminal(z, candidates), z_goal[:, None])
+        best = costs.argsort(dim=1)[:, : TINY.elites]
+        elites = torch.stack([c[b] for c, b in zip(candidates, best, strict=True)])
+        mean, std = elites.mean(dim=1), elites.std(dim=1)
+    return z, z_goal, mean, model.rollout(z, mean[:, None])[:, 0]
+
+
+@pytest.mark.slow
+def test_it_finds_what_the_plain_search_finds_and_notices_new_weights(search, kernels, demo_model, monkeypatch):
+    monkeypatch.setattr(captured, "EXACT_BATCHES", 2)  # so that 3 episodes are padded to 4
+    frames, goals = torch.randint(0, 256, (2, 3, 3, 32, 32), dtype=torch.uint8, generator=stream(0))
+    for change in (0.0, 0.5):
+        with torch.inference_mode():
+            demo_model.predictor.head.down.bias += change
+        found = search(frames, goals, [11, 12, 13])
+        with torch.inference_mode():
+            expected = plain_search(demo_model, kernels, frames, goals, [11, 12, 13])
+        for mine, theirs in zip(found, expected, strict=True):
+            torch.testing.assert_close(mine, theirs, atol=1e-4, rtol=1e-4)
+    assert list(search.batches) == [4]
+
+
+def test_batches_are_padded_to_few_sizes():
+    assert [padded(n, 128) for n in (1, 7, 8, 9, 50, 100, 128)] == [1, 7, 8, 16, 56, 104, 128]
+    assert padded(50, 52) == 52
+
+
+@pytest.mark.parametrize("method", ["fast-wm", "dino-wm"])
+def test_other_predictors_are_left_to_the_plain_search(kernels, method):
+    config = demo(method)
+    with pytest.raises(UserError, match="causal predictor"):
+        CapturedSearch(WorldModel(config.model, 2), config.plan)
+
+
+def test_where_it_fails_the_planner_says_so_once_and_goes_on(demo_model, monkeypatch, caplog):
+    def fail(*_):
+        raise RuntimeError("no compiler\nand a long story")
+
+    monkeypatch.setattr(planner_module, "CapturedSearch", fail)
+    planner = Planner(demo_model, TINY)
+    frames = torch.zeros(1, 3, 32, 32, dtype=torch.uint8)
+    with caplog.at_level(logging.INFO):
+        assert planner._search_captured(frames, frames, [stream(0)]) is None
+    assert [record.message for record in caplog.records] == ["fast path: off (RuntimeError: no compiler)"]
+    assert planner.plain
