@@ -6,9 +6,9 @@ READY  := $(VENV)/.ready
 .PHONY: help setup demo test lint bench
 
 help:
-	@echo "make demo   train ATLAS and LeWM on TwoRoom, plan with both, results in runs/demo/ (about 7 minutes on 2 cores)"
+	@echo "make demo   train ATLAS and LeWM on TwoRoom, plan with both, diagnose and report in runs/demo/ (about 10 minutes on 2 cores)"
 	@echo "make test   lint, types and the whole test suite"
-	@echo "make bench  speed of the loader beside stable-worldmodel's"
+	@echo "make bench  speed of loader, planning and training beside stable-worldmodel's"
 	@echo "make setup  only make .venv (the other targets do it when needed)"
 
 setup: $(READY)
@@ -25,6 +25,8 @@ demo: $(READY)
 
 bench: $(READY)
 	$(VENV)/bin/python benchmarks/loader.py
+	$(VENV)/bin/python benchmarks/planning.py
+	$(VENV)/bin/python benchmarks/training.py
 
 lint: $(READY)
 	$(VENV)/bin/ruff check .

@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import logging
 import os
 import sys
 from collections.abc import Callable, Sequence
@@ -85,6 +86,7 @@ def make_train(default: RunConfig) -> Callable[..., None]:
         out: Path | None = None,
         device: str = "auto",
         overwrite: bool = False,
+        plain: bool = False,
         config: Annotated[RunConfig, arg(name="")] = default,
     ) -> None:
         """Train a world model. Every setting of the recipe is a flag; the defaults shown are the recipe's.
@@ -97,6 +99,7 @@ def make_train(default: RunConfig) -> Callable[..., None]:
             out: Run folder [default: runs/TASK-METHOD-RECIPE].
             device: auto, cpu, cuda, cuda:N or mps.
             overwrite: Replace an existing run folder.
+            plain: On a GPU, no captured graphs: every step as it is written.
             config: Settings.
         """
         from atlas_wm.tasks import get_task
@@ -106,7 +109,7 @@ def make_train(default: RunConfig) -> Callable[..., None]:
 
         out = out or Path(f"runs/{known_task.name}-{method.rpartition(':')[-1]}-{recipe}")
         data = data or Path(f"data/{known_task.name}.lance")
-        options: dict[str, Any] = {"recipe": recipe, "device": device, "overwrite": overwrite}
+        options: dict[str, Any] = {"recipe": recipe, "device": device, "overwrite": overwrite, "plain": plain}
         print(train_with_progress(config, known_task, data, out, method, **options))
 
     return train
@@ -183,6 +186,7 @@ def plan(
     seed: int = 0,
     iterations: int | None = None,
     candidates: int | None = None,
+    plain: bool = False,
     device: str = "auto",
 ) -> None:
     """Plan from one picture to another; prints the actions as JSON, in the environment's units.
@@ -197,6 +201,7 @@ def plan(
         seed: Seed of the search.
         iterations: CEM iterations [default: the run's].
         candidates: CEM candidates [default: the run's].
+        plain: No captured graphs, kernels or kept work: the search as it is written, in float32.
         device: auto, cpu, cuda, cuda:N or mps.
     """
     from atlas_wm.device import pick_device
@@ -208,7 +213,7 @@ def plan(
     changes = {"iterations": iterations, "candidates": candidates}
     assert model.run is not None
     config = replace(model.run.config.plan, **{k: v for k, v in changes.items() if v is not None})
-    result = Planner(model, config).plan(read_image(frame), read_image(goal), seed=seed)
+    result = Planner(model, config, plain=plain).plan(read_image(frame), read_image(goal), seed=seed)
     answer = {"actions": result.actions.tolist(), "cost": result.cost, "start_cost": result.start_cost}
     print(json.dumps({**answer, "novelty": result.novelty and result.novelty._asdict()}))
     if result.novelty is None:
@@ -291,7 +296,7 @@ def demo(
     seeds: tuple[int, ...] = (3072,),
     fresh: bool = False,
 ) -> None:
-    """Train ATLAS and LeWM on TwoRoom, plan with both, and show what came out. About 7 minutes on 2 cores.
+    """Train ATLAS and LeWM on TwoRoom, plan with both, and show what came out. About 10 minutes on 2 cores.
 
     Args:
         out: Where everything goes.
@@ -341,6 +346,9 @@ def recipe_defaults(arguments: Sequence[str]) -> RunConfig:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     arguments = list(sys.argv[1:] if arguments is None else arguments)
+    logging.getLogger("atlas_wm").setLevel(logging.INFO)  # lines such as "fast path: …", to stderr
+    if logging.lastResort is not None:
+        logging.lastResort.setLevel(logging.INFO)
     try:
         commands = dict(COMMANDS)
         if arguments and not arguments[0].startswith("-") and arguments[0] not in commands:
