@@ -131,6 +131,7 @@ def evaluate(
     films: int = 4,
     workers: int | None = None,
     device: str = "auto",
+    plain: bool = False,
 ) -> None:
     """Plan many episodes in the real environment and report success beside the random floor.
 
@@ -153,6 +154,7 @@ def evaluate(
         workers: Processes that plan and act on a CPU, or hold the environments beside a GPU [default: one for each
             core].
         device: auto, cpu, cuda, cuda:N or mps.
+        plain: Plan as the formulas are written, without the fast path.
     """
     from atlas_wm.run_folder import read_run
 
@@ -173,6 +175,7 @@ def evaluate(
         films=films,
         workers=workers,
         device=device,
+        plain=plain,
     )
     print_results(reports)
     print(f"written to {run / 'evaluation' / protocol.name}.json")

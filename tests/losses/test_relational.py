@@ -6,6 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from atlas_wm.losses import gaussian_cells, normalized_distances, relational
+from atlas_wm.losses.relational import gram_distances
 from atlas_wm.streams import stream
 
 N, M = 12, 4
@@ -140,3 +141,29 @@ def test_bfloat16_input_is_computed_in_float32():
 def test_different_samples_are_refused(shape):
     with pytest.raises(ValueError, match="different samples"):
         relational(cloud(*shape), cloud(N, M))
+
+
+def same_rows(z):
+    z[3:6] = z[0]
+
+
+def nearly_the_same_rows(z):
+    z[3] = z[0] * (1 + 1e-4)
+
+
+def far_from_zero(z):
+    z += 1000
+
+
+@pytest.mark.parametrize("change", [same_rows, nearly_the_same_rows, far_from_zero, collapsed, lambda z: None])
+def test_distances_by_a_matrix_product_are_those_of_cdist_gradients_too(change):
+    """What a GPU computes, in float32 as training does."""
+    z, weights = cloud(40, 24).float(), cloud(40, 40, seed=1).float()
+    change(z)
+    found = []
+    for distances in (gram_distances, lambda x: torch.cdist(x, x, compute_mode="donot_use_mm_for_euclid_dist")):
+        x = z.clone().requires_grad_()
+        value = distances(x)
+        found.append((value, *torch.autograd.grad((value * weights).sum(), x)))
+    torch.testing.assert_close(found[0], found[1], atol=2e-4, rtol=1e-4)
+    assert found[0][0].diagonal().abs().max() == 0

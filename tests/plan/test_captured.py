@@ -20,7 +20,7 @@ from atlas_wm.recipes import demo
 from atlas_wm.streams import stream
 
 pytest.importorskip("triton")
-TINY = PlanConfig(candidates=6, iterations=2, elites=3, horizon=4, execute=4)
+TINY = PlanConfig(candidates=6, iterations=2, elites=3, horizon=2, execute=2)
 
 
 @pytest.fixture
@@ -92,7 +92,7 @@ def test_kernels_compute_what_the_torch_operations_compute(kernels, demo_model, 
 
 def plain_search(model, kernels, frames, goals, keys):
     z, z_goal = model.encode(frames), model.encode(goals)
-    mean = torch.zeros(len(keys), 4, 10)
+    mean = torch.zeros(len(keys), 2, 10)
     std = torch.ones_like(mean)
     for i in range(TINY.iterations):
         candidates = kernels.draw_candidates(mean, std, torch.tensor(keys), torch.tensor([i]), TINY.candidates)

@@ -43,6 +43,7 @@ class Setup:
     data: str
     plan: PlanConfig
     device: str
+    plain: bool = False
 
 
 @dataclass(frozen=True)
@@ -77,7 +78,7 @@ class Worker:
             else [Stage(task, size)]
         )
         self.data = EpisodeData(setup.data, task, size, info.config.model.frameskip)
-        self.planner = Planner(WorldModel.load(setup.run, setup.device), setup.plan)
+        self.planner = Planner(WorldModel.load(setup.run, setup.device), setup.plan, plain=setup.plain)
 
     def run(self, job: Job) -> JobResult:
         started = time.perf_counter()
@@ -142,6 +143,7 @@ def evaluate(
     films: int = 4,
     workers: int | None = None,
     device: str = "auto",
+    plain: bool = False,
     stages: Literal["auto", "local", "remote"] = "auto",
     on_progress: Callable[[int, int, float], None] = lambda done, total, success: None,
 ) -> list[dict[str, Any]]:
@@ -154,7 +156,7 @@ def evaluate(
     run = Path(run)
     info, _ = read_run(run)
     where = pick_device(device)
-    setup = Setup(str(run), str(data_path or info.data.path), plan or info.config.plan, str(where))
+    setup = Setup(str(run), str(data_path or info.data.path), plan or info.config.plan, str(where), plain)
     data = EpisodeData(
         setup.data, get_task(info.task), info.config.model.encoder.image_size, info.config.model.frameskip
     )

@@ -10,7 +10,8 @@ The same numbers as :meth:`CausalPredictor.terminal`, computed in another order:
 - Attention over at most ``history`` tokens is written out: a general kernel is mostly overhead there.
 """
 
-from typing import NamedTuple
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -104,7 +105,7 @@ class FastTerminal:
         latent = z.to(self.dtype).repeat_interleave(samples, dim=0)
         latents: list[Tensor] = []
         tokens: list[Tensor] = []
-        kept: list[Tensor] = []
+        kept: list[Any] = []
         for step in range(horizon):
             tokens.append(latent if self.enter is None else self.enter(latent))
             place = step if step < self.history else 0
@@ -114,39 +115,39 @@ class FastTerminal:
             latents.append(latent)
         return latents
 
-    def step(
-        self, tokens: Tensor, place: int, modulation: Tensor, kept: list[Tensor]
-    ) -> tuple[Tensor, list[Tensor]]:
+    def step(self, tokens: Tensor, place: int, modulation: Tensor, kept: list[Any]) -> tuple[Tensor, list[Any]]:
         """The latent after new tokens (N, n, w), the first of which has this place in the window.
 
-        ``kept``: the q, k, v of the tokens before them, (N, place, 3·h·e) for each block. Of the last block only
-        the last token is computed.
+        ``kept``: for each block the keys and the values of the tokens before them, (N, h, e) each. Of the last
+        block only the last token is computed.
         """
-        keep: list[Tensor] = []
+        keep: list[Any] = []
         width = tokens.shape[-1:]
         x = tokens + self.positions[place : place + tokens.shape[1]]
         for number, block in enumerate(self.blocks):
             shift_a, scale_a, gate_a, shift_m, scale_m, gate_m = modulation[:, :, number].unbind(dim=2)
             y = layer_norm(layer_norm(x, width, eps=1e-6) * (1 + scale_a) + shift_a, width)
-            qkv = block.qkv(y)
-            keep.append(torch.cat([kept[number], qkv], dim=1) if place else qkv)
+            q, k, v = block.qkv(y).unflatten(-1, (3, self.heads, -1)).unbind(dim=2)  # (N, n, h, e)
+            past = kept[number] if place else ([], [])
+            keep.append(([*past[0], *k.unbind(dim=1)], [*past[1], *v.unbind(dim=1)]))
             if number == len(self.blocks) - 1:
                 x, gate_a, shift_m, scale_m, gate_m = (t[:, -1:] for t in (x, gate_a, shift_m, scale_m, gate_m))
-            q, k, v = keep[-1].unflatten(-1, (3, self.heads, -1)).unbind(dim=2)  # (N, m, h, e)
-            x = x + gate_a * block.out(_attend(q[:, -x.shape[1] :], k, v).flatten(-2))
+            x = x + gate_a * block.out(_attend(q[:, -x.shape[1] :], *keep[-1]).flatten(-2))
             y = layer_norm(layer_norm(x, width, eps=1e-6) * (1 + scale_m) + shift_m, width)
             x = x + gate_m * block.down(gelu(block.up(y)))
         return self.head_out(gelu(self.head_in(layer_norm(x[:, -1], width)))), keep
 
 
-def _attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """Causal attention of the last n of m tokens. q: (N, n, h, e), k and v: (N, m, h, e) → (N, n, h, e)"""
-    n, m = q.shape[1], k.shape[1]
-    scale = q.shape[-1] ** -0.5
+def _attend(q: Tensor, k: Sequence[Tensor], v: Sequence[Tensor]) -> Tensor:
+    """Causal attention of the last n of m tokens. q: (N, n, h, e), k and v: m of (N, h, e) → (N, n, h, e)"""
+    n, m = q.shape[1], len(k)
     answers = []
-    for i in range(n):
+    for i, query in enumerate((q * q.shape[-1] ** -0.5).unbind(dim=1)):
         seen = m - n + i + 1
-        scores = (q[:, i : i + 1] * k[:, :seen]).sum(dim=-1, dtype=torch.float32) * scale  # (N, seen, h)
-        share = scores.softmax(dim=1).to(v.dtype)
-        answers.append((share[..., None] * v[:, :seen]).sum(dim=1))
+        scores = torch.stack([(query * key).sum(dim=-1, dtype=torch.float32) for key in k[:seen]])  # (seen, N, h)
+        shares = scores.softmax(dim=0).to(q.dtype)[..., None]
+        answer = shares[0] * v[0]
+        for share, value in zip(shares[1:], v[1:seen], strict=True):
+            answer = torch.addcmul(answer, share, value)
+        answers.append(answer)
     return torch.stack(answers, dim=1)

@@ -9,6 +9,8 @@ The residual stream and all sums are float32, whatever the products read.
 
 # mypy: allow-untyped-defs, allow-incomplete-defs
 
+from typing import Any
+
 import torch
 import triton
 import triton.language as tl
@@ -20,6 +22,7 @@ from atlas_wm.models.fast import FastTerminal, Product
 from atlas_wm.models.predictors import CausalPredictor
 
 SMALLEST = 16  # side of a product on the matrix units
+MANY_ROWS = 4096
 
 
 @triton.jit
@@ -181,10 +184,6 @@ def pieces(width: int) -> tuple[int, int] | None:
 class TritonTerminal(FastTerminal):
     """:class:`FastTerminal` with these kernels."""
 
-    # Rows and columns of a product that a program does, and its warps: for few rows, and for many.
-    tiles = ((64, 64, 4), (128, 128, 8))
-    many_rows = 4096
-
     def __init__(self, predictor: CausalPredictor, dtype: torch.dtype = torch.bfloat16):
         super().__init__(predictor, dtype)
         width = predictor.positions.shape[1]
@@ -195,9 +194,7 @@ class TritonTerminal(FastTerminal):
             raise UserError(f"no kernels for width {width} with heads of {self.head_dim}")
         self.pieces = sizes
 
-    def step(
-        self, tokens: Tensor, place: int, modulation: Tensor, kept: list[Tensor]
-    ) -> tuple[Tensor, list[Tensor]]:
+    def step(self, tokens: Tensor, place: int, modulation: Tensor, kept: list[Any]) -> tuple[Tensor, list[Any]]:
         """As in the base class, but ``kept`` holds keys and values, with room for the whole window."""
         count, new, _ = tokens.shape
         if not kept:
@@ -232,14 +229,13 @@ class TritonTerminal(FastTerminal):
         return summed, out
 
     def _product_gelu(self, x: Tensor, product: Product) -> Tensor:
-        if self.dtype == torch.float32:  # the matrix units would round
-            return gelu(product(x))
         rows, columns = x.shape[0] * x.shape[1], len(product.weight)
+        # In float32 the matrix units would round. With many rows the library's product gains more than GELU costs.
+        if self.dtype == torch.float32 or rows >= MANY_ROWS:
+            return gelu(product(x))
         out = x.new_empty(*x.shape[:2], columns)
-        tall, wide, warps = self.tiles[rows >= self.many_rows]
-        _product_gelu[(triton.cdiv(columns, wide), triton.cdiv(rows, tall))](
-            x, product.weight, product.bias, out, rows, columns, *self.pieces,
-            ROWS=tall, COLUMNS=wide, num_warps=warps,
+        _product_gelu[(triton.cdiv(columns, 64), triton.cdiv(rows, 64))](
+            x, product.weight, product.bias, out, rows, columns, *self.pieces, ROWS=64, COLUMNS=64
         )  # fmt: skip
         return out
 

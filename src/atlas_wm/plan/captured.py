@@ -61,7 +61,6 @@ class CapturedSearch:
             raise UserError("plan.candidate_chunk is smaller than plan.candidates")
         self.model, self.predictor, self.config, self.dtype = model, model.predictor, config, dtype
         self.kernels = kernels
-        self.pool = torch.cuda.graph_pool_handle()  # the graphs never run at the same time: they share their memory
         self.weights: list[Tensor] = []
         self.versions: list[int] = []
         self.batches: dict[int, _Batch] = {}
@@ -76,6 +75,8 @@ class CapturedSearch:
         places = [w.data_ptr() for w in weights]
         if found is None or versions != self.versions or places != [w.data_ptr() for w in self.weights]:
             self.weights, self.versions, self.batches = weights, versions, {}
+            # The graphs never run at the same time, so they share memory. It dies with the last of them.
+            self.pool = torch.cuda.graph_pool_handle()
             self.exact = self.kernels.TritonTerminal(self.predictor, torch.float32)
             self.terminal = self.kernels.TritonTerminal(self.predictor, self.dtype)
             found = self._search(frames, goals, keys)

@@ -124,7 +124,8 @@ class Planner:
             if self._captured is None:
                 self._captured = CapturedSearch(self.model, self.config, self.dtype)
                 log.info("fast path: CUDA graphs, products in %s", str(self.dtype).removeprefix("torch."))
-            return self._captured(frames, goals, [s.initial_seed() for s in streams])
+            with torch.cuda.device(self.device):  # kernels go to the current one
+                return self._captured(frames, goals, [s.initial_seed() for s in streams])
         except Exception as error:  # whatever a driver, a compiler or little memory brings about
             log.warning("fast path: off (%s: %s)", type(error).__name__, str(error).partition("\n")[0])
             self.plain, self._captured = True, None

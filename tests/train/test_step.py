@@ -1,0 +1,84 @@
+"""The captured step updates as the plain one does; where a graph cannot be captured it says so and goes on."""
+
+import logging
+from contextlib import nullcontext
+from dataclasses import replace
+
+import pytest
+import torch
+from lightning.fabric import Fabric
+
+from atlas_wm.data.clips import Batch
+from atlas_wm.losses import objective
+from atlas_wm.losses.objective import ClipLatents
+from atlas_wm.losses.projections import random_directions
+from atlas_wm.models.world_model import WorldModel
+from atlas_wm.recipes import demo
+from atlas_wm.streams import stream
+from atlas_wm.train.step import WARM_UP, CapturedStep, PlainStep
+
+
+def clips(count):
+    draw = stream(1)
+    for _ in range(count):
+        frames = torch.randint(0, 256, (8, 4, 3, 32, 32), dtype=torch.uint8, generator=draw)
+        yield Batch(frames, torch.randn(8, 3, 10, generator=draw))
+
+
+class NoStream:
+    def wait_stream(self, other):
+        pass
+
+
+@pytest.fixture
+def no_cuda(monkeypatch):
+    """Streams that do nothing; capturing a graph stays impossible."""
+    monkeypatch.setattr(torch.cuda, "Stream", lambda *_: NoStream())
+    monkeypatch.setattr(torch.cuda, "current_stream", NoStream)
+    monkeypatch.setattr(torch.cuda, "stream", lambda _: nullcontext())
+
+
+def updates(make_step, method, steps):
+    """Losses and gradient norms of some updates at rising rates: each tells of the updates before it."""
+    config = demo(method)
+    torch.manual_seed(0)
+    model = WorldModel(config.model, 2).train()
+    step = make_step(model, config)
+    torch.manual_seed(5)  # dropout
+    found = [step(batch, stream(3, i), 1e-4 * i) for i, batch in enumerate(clips(steps), start=1)]
+    return [[float(u.losses.total), *map(float, u.losses.terms.values()), float(u.norm)] for u in found]
+
+
+def plain(model, config):
+    fabric = Fabric(accelerator="cpu", devices=1)
+    return PlainStep(fabric, fabric.setup_module(model), config)
+
+
+@pytest.mark.parametrize("method", ["atlas", "lewm", "pldm"])
+def test_it_updates_as_the_plain_step_does(no_cuda, method, caplog):
+    def captured(model, config):
+        return CapturedStep(model, config, torch.device("cpu"), compiled=False)
+
+    with caplog.at_level(logging.WARNING):
+        numbers = updates(captured, method, WARM_UP + 2)
+    assert len(caplog.records) == 1 and "fast path: off" in caplog.text  # no graph on a CPU
+    expected = updates(plain, method, WARM_UP + 2)
+    assert expected[-1][0] < expected[0][0]
+    assert numbers == [pytest.approx(row, rel=1e-3) for row in expected]  # the fused AdamW rounds differently
+
+
+def test_a_failing_loss_term_of_ones_own_is_told_as_in_the_plain_step(no_cuda):
+    config = demo("atlas")
+    config = replace(config, objective=replace(config.objective, extra={"math:sqrt": 1.0}))
+    step = CapturedStep(WorldModel(config.model, 2), config, torch.device("cpu"), compiled=False)
+    with pytest.raises(Exception, match="loss term math:sqrt failed"):
+        step(next(clips(1)), stream(0), 1e-4)
+
+
+def test_directions_drawn_beforehand_are_those_the_losses_draw():
+    z, draw = torch.randn(16, 4, 32, generator=stream(0)), torch.randn(16, 3, 32, generator=stream(1))
+    latents = ClipLatents(z, z, draw, draw[..., :10])
+    for method in ("atlas", "lewm"):
+        config = demo(method).objective
+        drawn = random_directions(32, config.directions, generator=stream(2))
+        assert torch.equal(objective(latents, config, stream(2)).total, objective(latents, config, drawn).total)
