@@ -188,7 +188,8 @@ def test_a_task_that_a_stage_process_cannot_import_is_named():
 
 
 INTERRUPTED = """
-import sys; sys.path.insert(0, sys.argv[1])
+import signal, sys; sys.path.insert(0, sys.argv[1])
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell has it ignored by what it runs in the background
 from contextlib import closing
 from test_stages import provoke, two_moody_stages
 with closing(two_moody_stages()) as stage:
@@ -209,7 +210,11 @@ def test_an_interrupt_ends_everything_even_a_stage_that_hangs():
         pids = [int(pid) for pid in program.stdout.readline().split()]
         time.sleep(1)
         os.killpg(program.pid, signal.SIGINT)  # as a terminal does: to all of them
-        _, said = program.communicate(timeout=30)
+        try:
+            _, said = program.communicate(timeout=30)
+        except subprocess.TimeoutExpired:
+            os.killpg(program.pid, signal.SIGKILL)  # else leaving the block would wait for ever
+            raise
     assert "KeyboardInterrupt" in said and said.count("Traceback") == 1
     assert len(pids) == 2
     for pid in pids:
