@@ -131,10 +131,18 @@ class EpisodeData:
             return VideoPixels(self.path / "pixels")
         return HarnessPixels(_open(self.path, self.frameskip, ["pixels"]))
 
+    def places(self, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """The episode of each row (n,), and which of its rows it is."""
+        episodes = np.searchsorted(self.offsets, rows, side="right") - 1
+        return episodes, rows - self.offsets[episodes]
+
+    def frames_of(self, rows: np.ndarray) -> Tensor:
+        """The frames of rows (n,) in any order: (n, 3, S, S) uint8."""
+        return self.frames(*self.places(rows), 1)[:, 0]
+
     def frame(self, row: int) -> Tensor:
         """The frame of one row: (1, 3, S, S) uint8."""
-        episode = int(np.searchsorted(self.offsets, row, side="right") - 1)
-        return self.frames(np.array([episode]), np.array([row - self.offsets[episode]]), 1)[0]
+        return self.frames_of(np.array([row]))
 
     def content_hash(self) -> str:
         """sha256 of lengths, actions and states: the same for the same episodes in any file format."""

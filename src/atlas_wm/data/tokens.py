@@ -50,11 +50,9 @@ def write_tokens(
     """encode: (n, 3, S, S) uint8 frames → (n, K, w) tokens."""
     rows = shape[0]
     tokens = np.memmap(path, np.float16, "w+", shape=shape)
-    episode = np.repeat(np.arange(len(data.lengths)), data.lengths)
     for first in range(0, rows, ROWS_AT_ONCE):
         part = np.arange(first, min(first + ROWS_AT_ONCE, rows))
-        frames = data.frames(episode[part], part - data.offsets[episode[part]], 1)[:, 0]
-        tokens[part] = encode(frames).cpu().numpy()
+        tokens[part] = encode(data.frames_of(part)).cpu().numpy()
         on_progress(int(part[-1]) + 1, rows)
     tokens.flush()
     return TokenFile(path, shape)

@@ -33,10 +33,8 @@ class TrainingSet:
         for frame in range(self.clip_frames):
             shown[data.offsets[clips.episode] + clips.start + frame * data.frameskip] = True
         rows = np.random.default_rng(0).permutation(np.flatnonzero(shown))[:count]
-        episode = np.searchsorted(data.offsets, rows, side="right") - 1
         for first in range(0, len(rows), FRAMES_AT_ONCE):
-            part = slice(first, first + FRAMES_AT_ONCE)
-            yield data.frames(episode[part], rows[part] - data.offsets[episode[part]], 1)[:, 0]
+            yield data.frames_of(rows[first : first + FRAMES_AT_ONCE])
 
 
 def open_training_set(path: str | Path, task: Task, config: RunConfig) -> TrainingSet:

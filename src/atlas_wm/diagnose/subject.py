@@ -15,6 +15,7 @@ from atlas_wm.data.dataset import EpisodeData
 from atlas_wm.diagnose.simulate import Simulator
 from atlas_wm.evaluate.protocol import training_rows
 from atlas_wm.geometry import Scale
+from atlas_wm.models.bank import flat
 from atlas_wm.models.world_model import Features, WorldModel
 from atlas_wm.run_folder import WEIGHTS
 from atlas_wm.tasks import get_task
@@ -77,8 +78,7 @@ class Subject:
 
     def rows_frames(self, rows: np.ndarray) -> Tensor:
         """(n,) dataset rows → (n, 3, S, S) uint8"""
-        episode = np.searchsorted(self.data.offsets, rows, side="right") - 1
-        return self.data.frames(episode, rows - self.data.offsets[episode], 1)[:, 0]
+        return self.data.frames_of(rows)
 
     def states_frames(self, states: np.ndarray) -> Tensor:
         """(n, s) states → (n, 3, S, S) uint8, as the environment shows them"""
@@ -107,11 +107,6 @@ def scale_of(bank: Tensor) -> Scale:
     """Where all points of a bank coincide nothing is far or near: distances are NaN, not 0."""
     scale = Scale.fit(bank)
     return replace(scale, mean_distance=math.nan) if bool((bank == bank[0]).all()) else scale
-
-
-def flat(z: Tensor, leading: int) -> Tensor:
-    """Latents with ``leading`` axes before their own: (…, d) as it is, (…, K, w) averaged over the K tokens."""
-    return z if z.ndim == leading + 1 else z.mean(dim=-2)
 
 
 OnProgress = Callable[[int, int], None]

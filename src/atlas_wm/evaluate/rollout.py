@@ -87,9 +87,9 @@ def run_episodes(
         starts = [Start(data.states[e.row], data.states[e.row + offset], e.row in films) for e in mine]
         stage.ask("reset", dict(enumerate(starts)), budget, look)
     if look:
-        goals = data.frames(*_places(data, [row + offset for row in rows]), 1)  # while the stages reset
+        goals = data.frames_of(np.asarray(rows) + offset)  # while the stages reset
         for episode, goal in zip(episodes, goals, strict=True):
-            episode.goal = goal[0]
+            episode.goal = goal
     while parts:
         parts = [(stage, mine) for stage, mine in parts if _plan_and_act(stage, mine, policy)]
     films_by_row = {e.row: e.ending.film for e in episodes if e.ending and e.ending.film is not None}
@@ -115,7 +115,7 @@ def _plan_and_act(stage: Stage | StageProcesses, episodes: list[Episode], policy
 
 def _record(data: EpisodeData, e: Episode, offset: int) -> EpisodeRecord:
     assert e.ending is not None
-    (episode,), (start,) = _places(data, [e.row])
+    (episode,), (start,) = data.places(np.array([e.row]))
     return EpisodeRecord(
         row=e.row,
         episode=int(episode),
@@ -127,9 +127,3 @@ def _record(data: EpisodeData, e: Episode, offset: int) -> EpisodeRecord:
         last_states=e.ending.last_states.tolist(),
         plans=e.plans,
     )
-
-
-def _places(data: EpisodeData, rows: Sequence[int]) -> tuple[np.ndarray, np.ndarray]:
-    """The dataset episode of each row, and which of its rows it is."""
-    episodes = np.searchsorted(data.offsets, rows, side="right") - 1
-    return episodes, np.asarray(rows) - data.offsets[episodes]

@@ -1,6 +1,5 @@
 """What training looked like: latents of some training frames, to tell how unknown another latent is."""
 
-import os
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,7 +10,7 @@ from torch import Tensor
 
 from atlas_wm.errors import UserError
 from atlas_wm.geometry import knn_novelty, percentile
-from atlas_wm.run_folder import BANK, read_bank
+from atlas_wm.run_folder import BANK, read_bank, write_atomically
 
 NEIGHBOURS = 50
 
@@ -29,7 +28,7 @@ class LatentBank:
     @classmethod
     def of(cls, latents: Iterable[Tensor]) -> "LatentBank":
         """From batches of latents, (n, …) each."""
-        points = torch.cat([_points(some).cpu() for some in latents])
+        points = torch.cat([flat(some).float().cpu() for some in latents])
         return cls(points, knn_novelty(points, points, _neighbours(points), leave_one_out=True))
 
     def percentiles(self, latents: Tensor) -> Tensor:
@@ -38,7 +37,7 @@ class LatentBank:
         Novelty is the mean distance to the nearest 50 points, each coordinate standardised over the bank. A latent
         that is not a number counts as 100.
         """
-        queries = _points(latents)
+        queries = flat(latents).float()
         if queries.device.type == "mps":
             queries = queries.cpu()  # MPS has no float64
         points, novelty = self.points.to(queries.device), self.novelty.to(queries.device)
@@ -60,14 +59,13 @@ class LatentBank:
         return cls(stored["points"].float(), stored["novelty"].double())
 
     def write(self, folder: Path) -> None:
-        temporary = folder / f"{BANK}.tmp"
-        save_file({"points": self.points, "novelty": self.novelty}, temporary)
-        os.replace(temporary, folder / BANK)
+        with write_atomically(folder / BANK) as temporary:
+            save_file({"points": self.points, "novelty": self.novelty}, temporary)
 
 
-def _points(latents: Tensor) -> Tensor:
-    """(n, …) → (n, m)"""
-    return (latents.mean(dim=1) if latents.ndim == 3 else latents).float()
+def flat(z: Tensor, leading: int = 1) -> Tensor:
+    """Latents with ``leading`` axes before their own: (…, d) as it is, (…, K, w) averaged over the K tokens."""
+    return z if z.ndim == leading + 1 else z.mean(dim=-2)
 
 
 def _neighbours(points: Tensor) -> int:

@@ -32,6 +32,8 @@ Measured = Sequence[tuple[Group, list[Json]]]
 DISTORTIONS = {"rmse": "Root mean square", "percentile_95": "95th percentile", "maximum": "Maximum"}
 TERMS = {"prediction": "prediction", "relational": "relations", "scale": "scale"}
 
+IN_BRACKETS = "In brackets the 95 % interval over queries; of several runs the lowest and the highest of them."
+
 
 def rollout_section(study: Study) -> Section:
     section = Section(
@@ -58,7 +60,7 @@ def rollout_section(study: Study) -> Section:
                 ["Task", "Method", "Model steps", "Error over ℓ"],
                 rows,
                 data,
-                "In brackets the 95 % interval over queries; of several runs the lowest and the highest of them.",
+                IN_BRACKETS,
                 folded=True,
             ).without_constant("Task"),
         ]
@@ -137,7 +139,7 @@ def relational_section(study: Study) -> Section:
                 ["Task", "Method", *DISTORTIONS.values()],
                 rows,
                 data,
-                "In brackets the 95 % interval over queries; of several runs the lowest and the highest of them.",
+                IN_BRACKETS,
                 folded=True,
             ).without_constant("Task"),
         ]
