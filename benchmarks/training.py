@@ -70,7 +70,7 @@ def our_step(
     model.train()
     step: Step
     if fast:
-        step = CapturedStep(model, config, device, compiled=True)
+        step = CapturedStep(model, config, device, compiled=False)
     else:
         fabric = Fabric(accelerator=device.type, devices=1, precision=precision_of(config.train, device))
         step = PlainStep(fabric, fabric.setup_module(model), config)

@@ -39,7 +39,7 @@ def train_with_progress(config: RunConfig, task: Task, data: Path, out: Path, me
 
         def show_encoded(done: int, total: int) -> None:
             if bar.unit != "frames":
-                bar.rename("encode", "frames")
+                bar.rename("read", "frames")
             bar.update(done, total)
             if done == total:
                 bar.rename(f"train {method}", "steps")

@@ -197,6 +197,8 @@ class TrainConfig:
     """Largest gradient norm."""
     precision: Literal["auto", "32-true", "bf16-mixed"] = "auto"
     """auto: bf16-mixed on a GPU, 32-true elsewhere."""
+    compile: Literal["auto", "always", "never"] = "auto"
+    """torch.compile on a GPU, for what the fused kernels leave. auto: in runs that make up for a minute."""
     seed: int = 3072
     split: Literal["clips", "episodes"] = "clips"
     """What the validation part is made of. The paper holds out clips; episodes keep it truly unseen."""
@@ -209,6 +211,9 @@ class TrainConfig:
     keep_tokens: Literal["auto", "always", "never"] = "auto"
     """Tokens of a frozen encoder are computed once for each frame and kept on disk while it trains, instead of at
     every step. auto: where that saves work and fits the disk."""
+    keep_frames: Literal["auto", "always", "never"] = "auto"
+    """On a GPU: read all frames once, and keep them there as the tiles that differ from the background. auto: where
+    each is needed more than once and they fit."""
     workers: int = 0
     """Loader processes; 0 loads in the training process."""
     log_every: int = 10

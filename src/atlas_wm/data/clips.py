@@ -10,6 +10,7 @@ from torch import Tensor
 
 from atlas_wm.config import ModelConfig, TrainConfig
 from atlas_wm.data.dataset import EpisodeData
+from atlas_wm.data.resident import ResidentFrames
 from atlas_wm.data.tokens import TokenFile
 from atlas_wm.errors import UserError
 from atlas_wm.normalize import Normalizer
@@ -87,9 +88,10 @@ class ClipDataset(torch.utils.data.Dataset[Batch]):
         clips: ClipIndex,
         normalizer: Normalizer,
         config: ModelConfig,
-        tokens: TokenFile | None = None,
+        kept: TokenFile | ResidentFrames | None = None,
     ):
-        self.data, self.clips, self.normalizer, self.config, self.tokens = data, clips, normalizer, config, tokens
+        """``kept``: where frames, or what a frozen encoder made of them, are instead of in the data."""
+        self.data, self.clips, self.normalizer, self.config, self.kept = data, clips, normalizer, config, kept
 
     def __len__(self) -> int:
         return len(self.clips)
@@ -99,6 +101,6 @@ class ClipDataset(torch.utils.data.Dataset[Batch]):
         rows = (self.data.offsets[clips.episode] + clips.start)[:, None] + np.arange(self.config.clip_rows - 1)
         actions = self.normalizer.apply(torch.from_numpy(self.data.actions[rows]))  # (B, 15, A)
         blocks = actions.unflatten(1, (self.config.clip_frames - 1, self.config.frameskip)).flatten(2)
-        if self.tokens is not None:
-            return Batch(self.tokens.read(np.c_[rows[:, :: self.config.frameskip], rows[:, -1] + 1]), blocks)
+        if self.kept is not None:
+            return Batch(self.kept.read(np.c_[rows[:, :: self.config.frameskip], rows[:, -1] + 1]), blocks)
         return Batch(self.data.frames(clips.episode, clips.start, self.config.clip_frames), blocks)

@@ -74,6 +74,7 @@ class ViTEncoder(nn.Module):
         self.register_buffer("mean", torch.tensor(config.pixel_mean).view(3, 1, 1), persistent=False)
         self.register_buffer("std", torch.tensor(config.pixel_std).view(3, 1, 1), persistent=False)
         self.patch_size = config.patch_size
+        self.fused = False  # trained by the kernels of atlas_wm.models.fused, in bf16
         if config.kind == "dinov2":
             self.requires_grad_(False)
 
@@ -86,6 +87,11 @@ class ViTEncoder(nn.Module):
             )
         if list(blocks) != sorted(set(blocks)) or not set(blocks) <= set(range(1, len(self.vit.blocks) + 1)):
             raise UserError(f"blocks must rise from 1 to at most {len(self.vit.blocks)}, not {list(blocks)}")
+        if self.fused and self.training and not blocks:
+            from atlas_wm.models.fused import fused_tokens  # needs Triton
+
+            cls, patches = fused_tokens(self.vit, frames, self.mean, self.std)
+            return Tokens(cls, patches, [])
         pixels = (frames.float() / 255 - self.mean) / self.std
         if not blocks:
             tokens = self.vit.forward_features(pixels)

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from atlas_wm.config import RunConfig, TrainConfig
 from atlas_wm.data.clips import Batch, ClipDataset
 from atlas_wm.data.loader import EpochBatches, make_loader
+from atlas_wm.data.resident import ResidentFrames, keep_on_device
 from atlas_wm.data.tokens import TokenFile, worth_keeping, write_tokens
 from atlas_wm.data.training_set import TrainingSet, open_training_set
 from atlas_wm.device import pick_device
@@ -60,8 +61,8 @@ def train(
 ) -> Path:
     """Train on the dataset and leave a complete run folder at ``out``.
 
-    ``plain``: every step as it is written, also on a GPU. ``on_encoded(done, total)`` follows the frames that a
-    frozen encoder reads beforehand.
+    ``plain``: every step as it is written, also on a GPU. ``on_encoded(done, total)`` follows the frames that are
+    read beforehand, by a frozen encoder or to be kept on a GPU.
     """
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
         raise UserError("training runs in one process so far: start `atlas train` without torchrun")
@@ -83,12 +84,15 @@ def train(
         torch.manual_seed(config.train.seed)
         model = WorldModel(config.model, task.action_size, ready.normalizer)
         model.run = info
-        tokens = None
+        tokens: TokenFile | None = None
+        kept: TokenFile | ResidentFrames | None = None
         if config.model.encoder.kind == "dinov2":
             load_dinov2(model.encoder, config.model.encoder.weights)
-            tokens = keep_tokens(model, ready, where, folder / "tokens.f16", on_encoded)
+            kept = tokens = keep_tokens(model, ready, where, folder / "tokens.f16", on_encoded)
+        elif where.type == "cuda":
+            kept = keep_frames(ready, config.train, where, on_encoded)
         training, validation = (
-            ClipDataset(ready.data, clips, ready.normalizer, config.model, tokens)
+            ClipDataset(ready.data, clips, ready.normalizer, config.model, kept)
             for clips in (ready.training, ready.validation)
         )
         with MetricsLog(folder, metric_names(config)) as log:
@@ -126,6 +130,17 @@ def keep_tokens(
     return write_tokens(ready.data, encode, shape, path, on_encoded)
 
 
+def keep_frames(
+    ready: TrainingSet, settings: TrainConfig, device: torch.device, on_read: Callable[[int, int], None]
+) -> ResidentFrames | None:
+    """Every frame on the device, where training would read most of them more than once."""
+    needed = steps_of(settings, len(ready.training)) * settings.batch * ready.clip_frames
+    always = settings.keep_frames == "always"
+    if settings.keep_frames == "never" or (not always and needed < ready.info.rows):
+        return None
+    return keep_on_device(ready.data, device, settings.workers, whatever=always, on_progress=on_read)
+
+
 def metric_names(config: RunConfig) -> list[str]:
     losses = ["total", *config.objective.weights]
     return ["epoch", *losses, "lr", "grad_norm", "clips_per_second", *(f"val_{name}" for name in losses)]
@@ -150,7 +165,9 @@ def fit(
         precision=precision_of(settings, device),
     )
     batches = EpochBatches(len(training), settings.batch, steps_of(settings, len(training)), settings.seed)
-    loader = make_loader(training, batches, settings.workers, pin=device.type == "cuda")
+    there = isinstance(training.kept, ResidentFrames)  # frames are on the device already
+    workers = 0 if there else settings.workers
+    loader = make_loader(training, batches, workers, pin=device.type == "cuda" and not there)
     wrapped = fabric.setup_module(model)
     update = make_step(fabric, model, wrapped, config, len(batches), plain)
     factor = warmup_cosine(len(batches), settings.warmup)

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import clip_grad_norm_
 
-from atlas_wm.config import RunConfig, TrainConfig
+from atlas_wm.config import EncoderConfig, RunConfig, TrainConfig
 from atlas_wm.data.clips import Batch
 from atlas_wm.losses.objective import ClipLatents, Losses, objective
 from atlas_wm.losses.projections import random_directions
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from lightning.fabric import Fabric
 
 log = logging.getLogger(__name__)
-STEPS_WORTH_COMPILING = 3000  # compiling takes about a minute, and saves some 20 ms a step at the paper's size
+STEPS_WORTH_COMPILING = 60_000  # compiling takes about a minute, and saves about a millisecond a step
 WARM_UP = 3  # updates before the capture: kernels are compiled, the optimiser gets its state
 
 
@@ -35,7 +35,8 @@ def make_step(
     fabric: "Fabric", model: WorldModel, wrapped: nn.Module, config: RunConfig, steps: int, plain: bool = False
 ) -> Step:
     if fabric.device.type == "cuda" and not plain:
-        return CapturedStep(model, config, fabric.device, compiled=steps >= STEPS_WORTH_COMPILING)
+        long = config.train.compile == "auto" and steps >= STEPS_WORTH_COMPILING
+        return CapturedStep(model, config, fabric.device, compiled=long or config.train.compile == "always")
     return PlainStep(fabric, wrapped, config)
 
 
@@ -67,12 +68,14 @@ class CapturedStep:
         self.rate = torch.tensor(config.train.lr, device=device)  # a tensor, so that the graph sees it change
         self.optimizer = adamw(model, config.train, lr=self.rate, fused=True, capturable=True)
         self.bf16 = precision_of(config.train, device) == "bf16-mixed"
+        model.encoder.fused = self.bf16 and fused_for(config.model.encoder)
         self.losses = torch.compile(self._losses) if compiled else self._losses
         self.inputs: list[Tensor] = []
         self.updates, self.fast = 0, True
         self.graph: torch.cuda.CUDAGraph | None = None
         self.aside = torch.cuda.Stream(device)
-        log.info("fast path: training step as a CUDA graph%s", ", compiled" if compiled else "")
+        how = [name for name, on in {"fused": model.encoder.fused, "compiled": compiled}.items() if on]
+        log.info("fast path: training step as a CUDA graph%s", "".join(f", {name}" for name in how))
 
     def __call__(self, batch: Batch, directions: torch.Generator, rate: float) -> Update:
         size, count = self.model.config.latent, self.config.objective.directions
@@ -95,7 +98,7 @@ class CapturedStep:
             if not self.fast:
                 raise
             log.warning("fast path: off (%s: %s)", type(error).__name__, str(error).partition("\n")[0])
-            self.fast, self.losses = False, self._losses
+            self.fast, self.losses, self.model.encoder.fused = False, self._losses, False
             return self._outside()
         self.graph.replay()
         return _copied(self.result)
@@ -120,6 +123,14 @@ class CapturedStep:
             clips = self.model(frames, actions)
         clips = ClipLatents._make(None if t is None else t.float() for t in clips)
         return objective(clips, self.config.objective, directions)
+
+
+def fused_for(config: EncoderConfig) -> bool:
+    try:
+        from atlas_wm.models.fused import supports  # needs Triton
+    except ImportError:
+        return False
+    return supports(config)
 
 
 def adamw(model: nn.Module, settings: TrainConfig, **options: Any) -> torch.optim.AdamW:

@@ -1,0 +1,138 @@
+"""Frames of a whole dataset in the memory of a GPU: training reads them once and never waits for them again.
+
+Much of a frame of a simulated task is the same as in all others. A frame is kept, without loss, as the tiles in
+which it differs from the background: some kilobytes instead of 150.
+"""
+
+import logging
+import os
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset
+
+from atlas_wm.data.dataset import EpisodeData
+from atlas_wm.errors import UserError
+
+log = logging.getLogger(__name__)
+TILES = (16, 14, 8, 7, 4, 2, 1)  # sides of a tile: the first that divides the frame's
+SAMPLE = 256  # frames that tell the background, and how much the rest will take
+AT_ONCE = 256  # frames read together
+SHARE = 0.5  # of the free memory that may be taken
+
+
+class ResidentFrames:
+    """R frames of 3 × S × S: n tiles that differ from the background, frame after frame."""
+
+    def __init__(self, background: Tensor, tile: int, counts: np.ndarray, places: Tensor, tiles: Tensor):
+        self.background = background  # (K, 3·t²) uint8, K tiles of t × t pixels
+        self.tile = tile
+        self.counts = counts  # (R,) tiles of each frame
+        self.first = np.cumsum(counts) - counts  # (R,)
+        self.places, self.tiles = places, tiles  # (n,) int16: which of the K; (n, 3·t²) uint8
+
+    @property
+    def bytes(self) -> int:
+        return self.tiles.numel() + 2 * self.places.numel()
+
+    def read(self, rows: np.ndarray) -> Tensor:
+        """The frames of rows of any shape: (..., 3, S, S) uint8 on the device."""
+        flat = rows.reshape(-1)
+        counts = self.counts[flat]
+        frame = np.repeat(np.arange(len(flat)), counts)
+        within = np.arange(len(frame)) - np.repeat(np.cumsum(counts) - counts, counts)
+        chosen = np.stack([np.repeat(self.first[flat], counts) + within, frame])
+        device = self.tiles.device
+        pinned = torch.from_numpy(chosen)
+        which, frame_of = (pinned.pin_memory() if device.type == "cuda" else pinned).to(device, non_blocking=True)
+        frames = self.background.repeat(len(flat), 1, 1)  # (N, K, 3·t²)
+        frames[frame_of, self.places[which].long()] = self.tiles[which]
+        return untiled(frames, self.tile).unflatten(0, rows.shape)
+
+
+def tiled(frames: Tensor, tile: int) -> Tensor:
+    """(N, 3, S, S) → (N, K, 3·t²)"""
+    parts = frames.unflatten(3, (-1, tile)).unflatten(2, (-1, tile))  # (N, 3, S/t, t, S/t, t)
+    return parts.permute(0, 2, 4, 1, 3, 5).flatten(3).flatten(1, 2)
+
+
+def untiled(tiles: Tensor, tile: int) -> Tensor:
+    """The inverse: (N, K, 3·t²) → (N, 3, S, S)"""
+    side = round(tiles.shape[1] ** 0.5)
+    parts = tiles.unflatten(2, (3, tile, tile)).unflatten(1, (side, side))  # (N, S/t, S/t, 3, t, t)
+    return parts.permute(0, 3, 1, 4, 2, 5).reshape(len(tiles), 3, side * tile, side * tile)
+
+
+def keep_on_device(
+    data: EpisodeData,
+    device: torch.device,
+    workers: int = 0,
+    *,
+    whatever: bool = False,
+    on_progress: Callable[[int, int], None] = lambda done, total: None,
+) -> ResidentFrames | None:
+    """Every frame of the dataset, or None (and a line that says why) where that would take too much of the device's
+    memory; ``whatever``: then too. ``workers``: processes that read [0: one for each core]."""
+    rows, size = len(data.actions), data.image_size
+    tile = next(t for t in TILES if size % t == 0)
+    sample = data.frames_of(np.sort(np.random.default_rng(0).permutation(rows)[:SAMPLE])).to(device)
+    background = tiled(sample, tile).median(dim=0).values  # (K, 3·t²)
+    share = (tiled(sample, tile) != background).any(dim=-1).float().mean().item()
+    needed = int(1.1 * share * rows * background.numel())
+    free = _free_memory(device)
+    if needed > SHARE * free and not whatever:
+        log.info(
+            "frames stay on disk: on the device they would take %.1f of %.1f GB free", needed / 1e9, free / 1e9
+        )
+        return None
+    counts, places, tiles = np.zeros(rows, np.int64), [], []
+    done = 0
+    for frames in _in_order(data, workers or os.cpu_count() or 1):
+        parts = tiled(frames.to(device, non_blocking=True), tile)
+        differs = (parts != background).any(dim=-1)  # (n, K)
+        counts[done : done + len(frames)] = differs.sum(dim=1).cpu().numpy()
+        places.append(differs.nonzero()[:, 1].short())
+        tiles.append(parts[differs])
+        done += len(frames)
+        on_progress(done, rows)
+    kept = ResidentFrames(background, tile, counts, torch.cat(places), torch.cat(tiles))
+    log.info(
+        "fast path: %d frames on the device, %.1f GB (%.0f kB each instead of %.0f)",
+        rows, kept.bytes / 1e9, kept.bytes / rows / 1e3, background.numel() / 1e3,
+    )  # fmt: skip
+    return kept
+
+
+def _free_memory(device: torch.device) -> int:
+    return torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else 2**62
+
+
+class _Pieces(Dataset[Any]):
+    """The dataset in pieces of some frames, in order. Errors travel as items, since a process would wrap them."""
+
+    def __init__(self, data: EpisodeData):
+        self.data = data
+
+    def __len__(self) -> int:
+        return -(-len(self.data.actions) // AT_ONCE)
+
+    def __getitem__(self, piece: int) -> Tensor | UserError:
+        torch.set_num_threads(1)
+        first = piece * AT_ONCE
+        try:
+            return self.data.frames_of(np.arange(first, min(first + AT_ONCE, len(self.data.actions))))
+        except UserError as error:
+            return error
+
+
+def _in_order(data: EpisodeData, workers: int) -> Iterator[Tensor]:
+    pieces = _Pieces(data)
+    workers = min(workers, len(pieces) // 4)  # a few pieces are read sooner than processes start
+    loader: DataLoader[Any] = DataLoader(pieces, batch_size=None, num_workers=workers)
+    for piece in loader:
+        if isinstance(piece, UserError):
+            raise piece
+        yield piece
