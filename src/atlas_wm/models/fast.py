@@ -90,9 +90,11 @@ class FastTerminal:
         self.head_in = product(*_before_batchnorm(*_after_norm(head.up, predictor.norm), head.norm))
         self.head_out = product(head.down.weight, head.down.bias)
 
-    def __call__(self, z: Tensor, actions: Tensor) -> Tensor:
+    def terminal(self, z: Tensor, actions: Tensor) -> Tensor:
         """z: (B, d), actions: (B, S, H, A) → (B, S, d) float32"""
         return self._latents(z, actions)[-1].float().unflatten(0, actions.shape[:2])
+
+    __call__ = terminal
 
     def rollout(self, z: Tensor, actions: Tensor) -> Tensor:
         """Not only the ends: (B, S, H, d) float32"""
