@@ -11,7 +11,7 @@ from torch import Tensor
 
 from atlas_wm.config import PlanConfig
 from atlas_wm.frames import check_frames, frame_to_tensor, reduce_frames
-from atlas_wm.models.fast import FastTerminal
+from atlas_wm.models.fast import FastTerminal, PackedProduct
 from atlas_wm.models.predictors import CausalPredictor
 from atlas_wm.models.world_model import WorldModel
 from atlas_wm.plan.captured import CapturedSearch, Found, Weights
@@ -183,7 +183,8 @@ class Planner:
             return self.model
         weights = Weights.of(self.model.predictor)
         if self._fast is None or weights != self._weights:
-            self._fast, self._weights = FastTerminal(self.model.predictor, self.dtype), weights
+            pack = self.device.type == "cpu" and PackedProduct.supported()
+            self._fast, self._weights = FastTerminal(self.model.predictor, self.dtype, pack), weights
         return self._fast
 
     def _automatic_chunk(self) -> int:
