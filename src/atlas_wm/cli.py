@@ -1,12 +1,10 @@
 """The command line: arguments only. Each command is a function; its flags come from its signature."""
 
 import argparse
-import json
 import logging
 import os
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -14,7 +12,8 @@ import tyro
 from tyro.conf import Positional, arg
 
 from atlas_wm.cli_models import RunFolder, bank, export_checkpoint, import_checkpoint, methods
-from atlas_wm.config import PlanConfig, RunConfig
+from atlas_wm.cli_plan import THE_RUNS_OWN, PlanFlags, plan
+from atlas_wm.config import RunConfig
 from atlas_wm.errors import UserError, unknown
 from atlas_wm.recipes import RECIPES, get_recipe
 
@@ -125,13 +124,11 @@ def evaluate(
     part: Literal["all", "heldout"] = "all",
     leave_out_solved: bool = False,
     data: Path | None = None,
-    iterations: int | None = None,
-    candidates: int | None = None,
     random_floor: bool = True,
     films: int = 4,
     workers: int | None = None,
     device: str = "auto",
-    plain: bool = False,
+    search: Annotated[PlanFlags, arg(name="")] = THE_RUNS_OWN,
 ) -> None:
     """Plan many episodes in the real environment and report success beside the random floor.
 
@@ -147,14 +144,12 @@ def evaluate(
         part: Draw from all episodes, as the paper does, or only from those training never saw.
         leave_out_solved: Leave episodes already solved at the start out of the success rates.
         data: Dataset [default: the one the run was trained on].
-        iterations: CEM iterations [default: the run's].
-        candidates: CEM candidates [default: the run's].
         random_floor: Also run uniformly random actions.
         films: Episodes to film, from the one with the longest way to go to the median one.
         workers: Processes that plan and act on a CPU, or hold the environments beside a GPU [default: one for each
             core].
         device: auto, cpu, cuda, cuda:N or mps.
-        plain: Plan as the formulas are written, without the fast path.
+        search: How to search.
     """
     from atlas_wm.run_folder import read_run
 
@@ -163,64 +158,27 @@ def evaluate(
     from atlas_wm.evaluate.protocol import Protocol
     from atlas_wm.report.table import print_results
 
-    changes = {"iterations": iterations, "candidates": candidates}
-    plan: PlanConfig = replace(info.config.plan, **{k: v for k, v in changes.items() if v is not None})
+    config = search.applied_to(info.config.plan)
     protocol = Protocol(offset, budget, episodes, parse_seeds(seeds), part, leave_out_solved)
     reports = evaluate_with_progress(
         run,
         [protocol],
-        plan,
+        config,
         data_path=data,
         random_floor=random_floor,
         films=films,
         workers=workers,
         device=device,
-        plain=plain,
+        plain=search.plain,
+        precision=search.precision,
     )
     print_results(reports)
-    print(f"written to {run / 'evaluation' / protocol.name}.json")
-
-
-def plan(
-    run: RunFolder,
-    /,
-    frame: Path,
-    goal: Path,
-    seed: int = 0,
-    iterations: int | None = None,
-    candidates: int | None = None,
-    plain: bool = False,
-    device: str = "auto",
-) -> None:
-    """Plan from one picture to another; prints the actions as JSON, in the environment's units.
-
-    With them come the costs, and how novel the frame, the goal and the imagined end are beside training frames: 50
-    is usual, 100 is unlike any of them.
-
-    Args:
-        run: Run folder.
-        frame: Picture of the current state.
-        goal: Picture of the goal.
-        seed: Seed of the search.
-        iterations: CEM iterations [default: the run's].
-        candidates: CEM candidates [default: the run's].
-        plain: No captured graphs, kernels or kept work: the search as it is written, in float32.
-        device: auto, cpu, cuda, cuda:N or mps.
-    """
-    from atlas_wm.device import pick_device
-    from atlas_wm.frames import read_image
-    from atlas_wm.models.world_model import WorldModel
-    from atlas_wm.plan.planner import Planner
-
-    model = WorldModel.load(run, pick_device(device))
-    changes = {"iterations": iterations, "candidates": candidates}
-    assert model.run is not None
-    config = replace(model.run.config.plan, **{k: v for k, v in changes.items() if v is not None})
-    result = Planner(model, config, plain=plain).plan(read_image(frame), read_image(goal), seed=seed)
-    answer = {"actions": result.actions.tolist(), "cost": result.cost, "start_cost": result.start_cost}
-    print(json.dumps({**answer, "novelty": result.novelty and result.novelty._asdict()}))
-    if result.novelty is None:
-        print(f"{run} has no bank of training frames for novelty: `atlas bank {run}` makes one", file=sys.stderr)
+    planned = reports[0]["model"]
+    print(
+        f"{planned['plans']} plans, {planned['seconds_per_plan']:.3f} s each; "
+        f"at most {planned['peak_memory'] / 2**30:.2f} GiB"
+    )
+    print(f"written to {run / 'evaluation' / protocol.name}{config.replanning}.json")
 
 
 def diagnose(

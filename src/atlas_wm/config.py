@@ -238,7 +238,10 @@ class PlanConfig:
     horizon: int = 5
     """Blocks looked ahead."""
     execute: int = 5
-    """Blocks executed before planning again."""
+    """Blocks executed before planning again. Fewer than the horizon pay with the rule nearest only."""
+    rule: Literal["terminal", "nearest"] = "terminal"
+    """terminal: a plan costs what its end is away from the goal, and begins from nothing (the paper). nearest: what
+    the nearest of its steps is away, and it begins with what the last plan left over."""
     candidate_chunk: int | None = None
     """Most candidates rolled out at once, over all episodes planned together; bounds memory. None: all."""
 
@@ -253,6 +256,12 @@ class PlanConfig:
             f"plan.execute must lie between 1 and plan.horizon ({self.horizon}), not {self.execute}",
         )
         _require(self.candidate_chunk is None or self.candidate_chunk >= 1, "plan.candidate_chunk must be >= 1")
+
+    @property
+    def replanning(self) -> str:
+        """How it differs from the paper's way to replan, for the names of files; empty where it does not."""
+        rule = "" if self.rule == "terminal" else f"_{self.rule}"
+        return rule + ("" if self.execute == self.horizon else f"_replan{self.execute}")
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,7 @@
-"""Which device to compute on: one call picks, one flag overrides."""
+"""Which device to compute on: one call picks, one flag overrides; and how much of its memory was needed."""
+
+import resource
+import sys
 
 import torch
 
@@ -20,3 +23,10 @@ def pick_device(name: str = "auto") -> torch.device:
     if name == "mps" and not torch.backends.mps.is_available():
         raise UserError("--device mps was asked for, but this machine has none: use --device cpu")
     return torch.device(name)
+
+
+def peak_memory(device: torch.device) -> int:
+    """Bytes: the most that tensors took on a CUDA device, elsewhere the most this process took in all."""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device)
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)

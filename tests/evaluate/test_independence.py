@@ -2,7 +2,7 @@
 
 import shutil
 from collections.abc import Iterator
-from dataclasses import asdict
+from dataclasses import asdict, replace
 
 import pytest
 import torch
@@ -52,6 +52,15 @@ def test_an_episodes_result_is_the_same_in_batches_of_1_3_and_16(worker, rows, t
 def test_an_episodes_result_is_the_same_in_the_reverse_order(worker, rows, together, policy, size):
     """Reversed, it also runs in an environment that another episode has used."""
     assert run(worker, policy, rows[::-1], size) == together[policy]
+
+
+def test_what_a_plan_leaves_for_the_next_one_stays_in_its_episode(run_folder, dataset_path, tiny_config, rows):
+    plan = replace(tiny_config.plan, execute=1, rule="nearest")
+    replanning = Worker(Setup(str(run_folder), str(dataset_path), plan, "cpu"))
+    some = rows[:6]
+    expected = run(replanning, "model", some, 6)
+    assert run(replanning, "model", some[::-1], 1) == expected
+    assert max(r.plans for r in expected.values()) == 6  # one for each block of 5 of the 30 steps
 
 
 def test_equal_results_mean_equal_noise(worker, rows, together):

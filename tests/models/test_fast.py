@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from atlas_wm.models.fast import FastTerminal
+from atlas_wm.models.fast import FastTerminal, PackedProduct
 from atlas_wm.models.world_model import WorldModel
 from atlas_wm.recipes import demo, paper
 from atlas_wm.streams import stream
@@ -33,8 +33,10 @@ def test_ends_are_those_of_the_plain_rollout(model, horizon):
     actions = torch.randn(3, 4, horizon, 10, generator=stream(2))
     with torch.inference_mode():
         plain, fast = model.terminal(z, actions), FastTerminal(model.predictor)(z, actions)
+        packed = FastTerminal(model.predictor, pack=PackedProduct.supported())(z, actions)
     assert plain.std(dim=1).mean() > 0.05  # actions matter
     torch.testing.assert_close(fast, plain, atol=2e-5, rtol=1e-4)
+    torch.testing.assert_close(packed, plain, atol=2e-5, rtol=1e-4)
 
 
 def test_other_histories():

@@ -4,6 +4,7 @@ Here its kernels run in Triton's interpreter, and a stand-in replays what a CUDA
 """
 
 import logging
+from dataclasses import replace
 
 import pytest
 import torch
@@ -90,13 +91,14 @@ def test_kernels_compute_what_the_torch_operations_compute(kernels, demo_model, 
         )
 
 
-def plain_search(model, kernels, frames, goals, keys):
+def plain_search(model, kernels, frames, goals, keys, start=None, nearest=False):
     z, z_goal = model.encode(frames), model.encode(goals)
-    mean = torch.zeros(len(keys), 2, 10)
+    mean = torch.zeros(len(keys), 2, 10) if start is None else start
     std = torch.ones_like(mean)
     for i in range(TINY.iterations):
         candidates = kernels.draw_candidates(mean, std, torch.tensor(keys), torch.tensor([i]), TINY.candidates)
-        costs = model.distance(model.terminal(z, candidates), z_goal[:, None])
+        distances = model.distance(model.rollout(z, candidates), z_goal[:, None, None])
+        costs = distances.amin(dim=-1) if nearest else distances[..., -1]
         best = costs.argsort(dim=1)[:, : TINY.elites]
         elites = torch.stack([c[b] for c, b in zip(candidates, best, strict=True)])
         mean, std = elites.mean(dim=1), elites.std(dim=1)
@@ -110,12 +112,24 @@ def test_it_finds_what_the_plain_search_finds_and_notices_new_weights(search, ke
     for change in (0.0, 0.5):
         with torch.inference_mode():
             demo_model.predictor.head.down.bias += change
-        found = search(frames, goals, [11, 12, 13])
+        found = search(frames, goals, [11, 12, 13], torch.zeros(3, 2, 10))
         with torch.inference_mode():
             expected = plain_search(demo_model, kernels, frames, goals, [11, 12, 13])
         for mine, theirs in zip(found, expected, strict=True):
             torch.testing.assert_close(mine, theirs, atol=1e-4, rtol=1e-4)
     assert list(search.batches) == [4]
+
+
+def test_the_nearest_step_from_a_start_in_chunks(search, kernels, demo_model):
+    search.config = replace(TINY, rule="nearest")
+    search.most = 4  # of 6 candidates
+    frames, goals = torch.randint(0, 256, (2, 1, 3, 32, 32), dtype=torch.uint8, generator=stream(0))
+    start = torch.randn(1, 2, 10, generator=stream(1))
+    found = search(frames, goals, [11], start)
+    with torch.inference_mode():
+        expected = plain_search(demo_model, kernels, frames, goals, [11], start, nearest=True)
+    for mine, theirs in zip(found, expected, strict=True):
+        torch.testing.assert_close(mine, theirs, atol=1e-4, rtol=1e-4)
 
 
 def test_batches_are_padded_to_few_sizes():
@@ -138,6 +152,6 @@ def test_where_it_fails_the_planner_says_so_once_and_goes_on(demo_model, monkeyp
     planner = Planner(demo_model, TINY)
     frames = torch.zeros(1, 3, 32, 32, dtype=torch.uint8)
     with caplog.at_level(logging.INFO):
-        assert planner._search_captured(frames, frames, [stream(0)]) is None
+        assert planner._search_captured(frames, frames, [stream(0)], torch.zeros(1, 2, 10)) is None
     assert [record.message for record in caplog.records] == ["fast path: off (RuntimeError: no compiler)"]
     assert planner.plain

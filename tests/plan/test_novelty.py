@@ -129,7 +129,7 @@ def test_a_batch_is_one_query_and_tells_what_single_plans_tell(model, ready, mon
     queries, percentiles = [], LatentBank.percentiles
     monkeypatch.setattr(LatentBank, "percentiles", lambda bank, z: queries.append(len(z)) or percentiles(bank, z))
     with torch.inference_mode():
-        together = planner._solve(frames, goals, streams())  # as on a GPU
+        together = planner._solve(frames, goals, streams(), torch.zeros(6, QUICK.horizon, 10))  # as on a GPU
     assert queries == [18]
     for a, b in zip(together, single, strict=True):
         assert a.novelty == pytest.approx(b.novelty, abs=100 / BANK_FRAMES)

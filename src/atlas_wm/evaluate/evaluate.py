@@ -16,7 +16,7 @@ import torch
 
 from atlas_wm.config import PlanConfig
 from atlas_wm.data.dataset import EpisodeData
-from atlas_wm.device import pick_device
+from atlas_wm.device import peak_memory, pick_device
 from atlas_wm.errors import UserError
 from atlas_wm.evaluate.processes import StageProcesses
 from atlas_wm.evaluate.protocol import Protocol, draw_starts, training_rows
@@ -25,7 +25,7 @@ from atlas_wm.evaluate.split import ood_labels, path_scores, state_bank
 from atlas_wm.evaluate.stage import Stage
 from atlas_wm.evaluate.statistics import summarise
 from atlas_wm.models.world_model import WorldModel
-from atlas_wm.plan.planner import Planner
+from atlas_wm.plan.planner import Planner, dtype_of
 from atlas_wm.run_folder import read_run, write_json
 from atlas_wm.tasks import get_task
 from atlas_wm.versions import versions
@@ -44,6 +44,7 @@ class Setup:
     plan: PlanConfig
     device: str
     plain: bool = False
+    precision: str = "auto"
 
 
 @dataclass(frozen=True)
@@ -61,6 +62,8 @@ class JobResult:
     records: list[EpisodeRecord]
     films: dict[int, np.ndarray]  # row → (frames, H, W, 3) uint8, the goal last
     seconds: float
+    planning_seconds: float
+    peak_memory: int  # bytes
 
 
 class Worker:
@@ -78,10 +81,11 @@ class Worker:
             else [Stage(task, size)]
         )
         self.data = EpisodeData(setup.data, task, size, info.config.model.frameskip)
-        self.planner = Planner(WorldModel.load(setup.run, setup.device), setup.plan, plain=setup.plain)
+        model = WorldModel.load(setup.run, setup.device)
+        self.planner = Planner(model, setup.plan, plain=setup.plain, dtype=dtype_of(setup.precision))
 
     def run(self, job: Job) -> JobResult:
-        started = time.perf_counter()
+        started, planned = time.perf_counter(), self.planner.seconds
         plans = job.policy == "model"
         policy = (
             planning_policy(self.planner, job.seed) if plans else random_policy(self.stages[0].open(), job.seed)
@@ -96,7 +100,8 @@ class Worker:
             look=plans,
             films=job.films,
         )
-        return JobResult(job, records, films, time.perf_counter() - started)
+        seconds, planning = time.perf_counter() - started, self.planner.seconds - planned
+        return JobResult(job, records, films, seconds, planning, peak_memory(self.planner.device))
 
     def close(self) -> None:
         for stage in self.stages:
@@ -144,6 +149,7 @@ def evaluate(
     workers: int | None = None,
     device: str = "auto",
     plain: bool = False,
+    precision: str = "auto",
     stages: Literal["auto", "local", "remote"] = "auto",
     on_progress: Callable[[int, int, float], None] = lambda done, total, success: None,
 ) -> list[dict[str, Any]]:
@@ -156,7 +162,9 @@ def evaluate(
     run = Path(run)
     info, _ = read_run(run)
     where = pick_device(device)
-    setup = Setup(str(run), str(data_path or info.data.path), plan or info.config.plan, str(where), plain)
+    setup = Setup(
+        str(run), str(data_path or info.data.path), plan or info.config.plan, str(where), plain, precision
+    )
     data = EpisodeData(
         setup.data, get_task(info.task), info.config.model.encoder.image_size, info.config.model.frameskip
     )
@@ -218,12 +226,19 @@ def evaluate(
             records = {seed: [e for r in mine if r.job.seed == seed for e in r.records] for seed in protocol.seeds}
             report[policy] = summarise(records, novelty[protocol], protocol.leave_out_solved)
             report[policy]["seconds"] = sum(r.seconds for r in mine)
-        write_json(run / "evaluation" / f"{protocol.name}.json", report)
+        planning = sum(r.planning_seconds for r in results if r.job.protocol == protocol)
+        report["model"] |= {
+            "planning_seconds": planning,  # with several workers of all of them
+            "seconds_per_plan": planning / max(1, report["model"]["plans"]),
+            "peak_memory": max(r.peak_memory for r in results),
+        }
+        name = protocol.name + setup.plan.replanning
+        write_json(run / "evaluation" / f"{name}.json", report)
         filmed_frames: dict[str, Any] = {
             f"row{row}": film for r in results if r.job.protocol == protocol for row, film in r.films.items()
         }
         if filmed_frames:
-            np.savez_compressed(run / "evaluation" / f"{protocol.name}.films.npz", **filmed_frames)
+            np.savez_compressed(run / "evaluation" / f"{name}.films.npz", **filmed_frames)
         reports.append(report)
     return reports
 

@@ -22,6 +22,7 @@ class Episode:
     frame: Any = None
     goal: Any = None
     plans: int = 0
+    rest: np.ndarray | None = None  # what the last plan left over
     ending: Ending | None = None
 
 
@@ -49,7 +50,10 @@ def planning_policy(planner: Planner, seed: int) -> Policy:
         frames = torch.from_numpy(np.stack([e.frame for e in episodes]))
         goals = torch.stack([e.goal for e in episodes])
         streams = [stream(seed, e.row, e.plans) for e in episodes]
-        return [plan.actions for plan in planner.plan_batch(frames, goals, streams)]
+        plans = planner.plan_batch(frames, goals, streams, [e.rest for e in episodes])
+        for episode, plan in zip(episodes, plans, strict=True):
+            episode.rest = plan.rest
+        return [plan.actions for plan in plans]
 
     return act
 

@@ -7,7 +7,9 @@ The same numbers as :meth:`CausalPredictor.terminal`, computed in another order:
   the last token.
 - The modulation of all blocks and steps is one product, since an action keeps its embedding in every window.
 - Weights of normalisations are folded into the products behind them, BatchNorm's included.
+- The first token of a window sees only itself: its attention is W_o·W_v, one small product without a query.
 - Attention over at most ``history`` tokens is written out: a general kernel is mostly overhead there.
+- On a CPU weights are packed for oneDNN, whose products take bias and GELU along.
 """
 
 from collections.abc import Sequence
@@ -28,9 +30,35 @@ class Product(NamedTuple):
     def __call__(self, x: Tensor) -> Tensor:
         return linear(x, self.weight, self.bias)
 
+    def then_gelu(self, x: Tensor) -> Tensor:
+        return gelu(self(x))
+
+
+class PackedProduct(Product):
+    """The same by oneDNN, from weights in its own order; without gradients."""
+
+    __slots__ = ()
+
+    @staticmethod
+    def supported() -> bool:
+        """What torch.compile uses on a CPU; not every build of torch has it."""
+        return torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_linear_pointwise")
+
+    @classmethod
+    def pack(cls, weight: Tensor, bias: Tensor) -> "PackedProduct":
+        return cls(torch.ops.mkldnn._reorder_linear_weight(weight.contiguous()), bias)
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return torch.ops.mkldnn._linear_pointwise(x, self.weight, self.bias, "none", [], "")
+
+    def then_gelu(self, x: Tensor) -> Tensor:
+        return torch.ops.mkldnn._linear_pointwise(x, self.weight, self.bias, "gelu", [], "none")
+
 
 class BlockWeights(NamedTuple):
     qkv: Product
+    kv: Product  # the same without the query
+    kvo: Product  # and with W_o·W_v: all that the first token of a window needs
     out: Product
     up: Product
     down: Product
@@ -51,13 +79,13 @@ def _before_batchnorm(weight: Tensor, bias: Tensor, norm: nn.BatchNorm1d) -> tup
 class FastTerminal:
     """``FastTerminal(predictor)(z, actions)`` is ``predictor.terminal(z, actions)`` in eval mode.
 
-    The weights are copied: make a new one after they change.
+    The weights are copied: make a new one after they change. ``pack``: for a CPU (:class:`PackedProduct`).
     """
 
     @torch.no_grad()
-    def __init__(self, predictor: CausalPredictor, dtype: torch.dtype = torch.float32):
-        def product(weight: Tensor, bias: Tensor | None) -> Product:
-            return Product(weight.to(dtype), None if bias is None else bias.to(dtype))
+    def __init__(self, predictor: CausalPredictor, dtype: torch.dtype = torch.float32, pack: bool = False):
+        def product(weight: Tensor, bias: Tensor) -> Product:
+            return (PackedProduct.pack if pack else Product)(weight.to(dtype), bias.to(dtype))
 
         self.dtype, self.history = dtype, predictor.history
         smooth, widen, narrow = (m for m in predictor.action_encoder.modules() if isinstance(m, nn.Linear))
@@ -77,10 +105,15 @@ class FastTerminal:
             attention = block.attention
             assert isinstance(attention, CausalAttention)
             self.heads = attention.heads
+            (qkv, bias), out = _after_norm(attention.to_qkv, block.attention_norm), attention.out
+            (_, wk, wv), (_, bk, bv) = qkv.chunk(3), bias.chunk(3)
+            self.inner = len(wv)
             self.blocks.append(
                 BlockWeights(
-                    product(*_after_norm(attention.to_qkv, block.attention_norm)),
-                    product(attention.out.weight, attention.out.bias),
+                    product(qkv, bias),
+                    product(torch.cat([wk, wv]), torch.cat([bk, bv])),
+                    product(torch.cat([wk, wv, out.weight @ wv]), torch.cat([bk, bv, out.weight @ bv + out.bias])),
+                    product(out.weight, out.bias),
                     product(*_after_norm(block.mlp.up, block.mlp_norm)),
                     product(block.mlp.down.weight, block.mlp.down.bias),
                 )
@@ -90,9 +123,11 @@ class FastTerminal:
         self.head_in = product(*_before_batchnorm(*_after_norm(head.up, predictor.norm), head.norm))
         self.head_out = product(head.down.weight, head.down.bias)
 
-    def __call__(self, z: Tensor, actions: Tensor) -> Tensor:
+    def terminal(self, z: Tensor, actions: Tensor) -> Tensor:
         """z: (B, d), actions: (B, S, H, A) → (B, S, d) float32"""
         return self._latents(z, actions)[-1].float().unflatten(0, actions.shape[:2])
+
+    __call__ = terminal
 
     def rollout(self, z: Tensor, actions: Tensor) -> Tensor:
         """Not only the ends: (B, S, H, d) float32"""
@@ -126,16 +161,48 @@ class FastTerminal:
         x = tokens + self.positions[place : place + tokens.shape[1]]
         for number, block in enumerate(self.blocks):
             shift_a, scale_a, gate_a, shift_m, scale_m, gate_m = modulation[:, :, number].unbind(dim=2)
-            y = layer_norm(layer_norm(x, width, eps=1e-6) * (1 + scale_a) + shift_a, width)
-            q, k, v = block.qkv(y).unflatten(-1, (3, self.heads, -1)).unbind(dim=2)  # (N, n, h, e)
+            y = layer_norm(_modulate(layer_norm(x, width, eps=1e-6), scale_a, shift_a), width)
             past = kept[number] if place else ([], [])
-            keep.append(([*past[0], *k.unbind(dim=1)], [*past[1], *v.unbind(dim=1)]))
-            if number == len(self.blocks) - 1:
+            last = number == len(self.blocks) - 1
+            attended, keys, values = self._attention(block, y, past, only_last=last)
+            keep.append((keys, values))
+            if last:
                 x, gate_a, shift_m, scale_m, gate_m = (t[:, -1:] for t in (x, gate_a, shift_m, scale_m, gate_m))
-            x = x + gate_a * block.out(_attend(q[:, -x.shape[1] :], *keep[-1]).flatten(-2))
-            y = layer_norm(layer_norm(x, width, eps=1e-6) * (1 + scale_m) + shift_m, width)
-            x = x + gate_m * block.down(gelu(block.up(y)))
-        return self.head_out(gelu(self.head_in(layer_norm(x[:, -1], width)))), keep
+            x = torch.addcmul(x, gate_a, attended)
+            y = layer_norm(_modulate(layer_norm(x, width, eps=1e-6), scale_m, shift_m), width)
+            x = torch.addcmul(x, gate_m, block.down(block.up.then_gelu(y)))
+        return self.head_out(self.head_in.then_gelu(layer_norm(x[:, -1], width))), keep
+
+    def _attention(
+        self, block: BlockWeights, y: Tensor, past: tuple[list[Tensor], list[Tensor]], only_last: bool
+    ) -> tuple[Tensor, list[Tensor], list[Tensor]]:
+        """What attention adds to the new tokens y, (N, n, w), or to the last of them; and all keys and values.
+
+        A token that is not asked for, or that sees only itself, needs no query.
+        """
+        keys, values, answers = list(past[0]), list(past[1]), []
+        silent = 0  # tokens without a query
+        if not keys and (y.shape[1] == 1 or not only_last):
+            silent = 1
+            k, v, answer = block.kvo(y[:, :1]).split([self.inner, self.inner, y.shape[2]], dim=-1)
+            answers.append(answer)
+        elif not keys:
+            silent = y.shape[1] - 1
+            k, v = block.kv(y[:, :-1]).chunk(2, dim=-1)
+        if silent:
+            keys += k.unflatten(-1, (self.heads, -1)).unbind(dim=1)
+            values += v.unflatten(-1, (self.heads, -1)).unbind(dim=1)
+        if silent < y.shape[1]:
+            q, k, v = block.qkv(y[:, silent:]).unflatten(-1, (3, self.heads, -1)).unbind(dim=2)  # (N, n, h, e)
+            keys += k.unbind(dim=1)
+            values += v.unbind(dim=1)
+            answers.append(block.out(_attend(q, keys, values).flatten(-2)))
+        return torch.cat(answers, dim=1), keys, values
+
+
+def _modulate(x: Tensor, scale: Tensor, shift: Tensor) -> Tensor:
+    """x·(1 + scale) + shift"""
+    return torch.addcmul(x + shift, x, scale)
 
 
 def _attend(q: Tensor, k: Sequence[Tensor], v: Sequence[Tensor]) -> Tensor:

@@ -2,20 +2,25 @@
 
 One iteration is captured as a CUDA graph and replayed; so are the encoding before and the rollout after it. Noise
 comes from a counter-based generator inside the graph, keyed by the episode: its candidates do not depend on the
-others in its batch. A graph has a fixed batch size; smaller batches are padded.
+others in its batch. A graph has a fixed batch size; smaller batches are padded. Batches that do not fit the memory
+are halved.
 """
 
+import logging
 from collections.abc import Callable, Sequence
 from itertools import chain
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from atlas_wm.config import PlanConfig
 from atlas_wm.errors import UserError
 from atlas_wm.models.predictors import CausalPredictor
 from atlas_wm.models.world_model import WorldModel
+from atlas_wm.plan.rules import cost
+
+log = logging.getLogger(__name__)
 
 LARGEST_BATCH = 128  # episodes; the graphs of the paper's model take about 60 MB for each
 EXACT_BATCHES = 8  # above it, batch sizes are multiples of it
@@ -28,6 +33,21 @@ class Found(NamedTuple):
     z_goal: Tensor  # (B, …)
     mean: Tensor  # (B, H, D) the answer
     latents: Tensor  # (B, H, …) imagined along the answer
+
+
+class Weights:
+    """The weights of a module at one time: equal to those of another time if nobody wrote any between them."""
+
+    def __init__(self, tensors: list[Tensor]):
+        self.tensors = tensors  # kept, or another tensor might come to lie in the same place
+        self.state = [(t.data_ptr(), 0 if t.is_inference() else t._version) for t in tensors]
+
+    @classmethod
+    def of(cls, module: nn.Module) -> "Weights":
+        return cls([w.detach() for w in chain(module.parameters(), module.buffers())])
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Weights) and self.state == other.state
 
 
 def captured(function: Callable[[], Any], pool: Any) -> tuple[torch.cuda.CUDAGraph, Any]:
@@ -44,7 +64,7 @@ def captured(function: Callable[[], Any], pool: Any) -> tuple[torch.cuda.CUDAGra
 
 
 class CapturedSearch:
-    """``search(frames, goals, keys)`` finds plans for B episodes.
+    """``search(frames, goals, keys, start)`` finds plans for B episodes.
 
     ``dtype``: of the products while candidates are compared: bfloat16, or float32 for the numbers of the plain
     search. Frames are encoded, and the answer is rolled out, in float32 either way.
@@ -55,43 +75,58 @@ class CapturedSearch:
 
         if not isinstance(model.predictor, CausalPredictor):
             raise UserError(f"it is for the causal predictor, not for kind {model.config.predictor.kind}")
-        most = config.candidate_chunk or LARGEST_BATCH * config.candidates
-        self.largest = min(LARGEST_BATCH, most // config.candidates)
-        if self.largest < 1:
-            raise UserError("plan.candidate_chunk is smaller than plan.candidates")
         self.model, self.predictor, self.config, self.dtype = model, model.predictor, config, dtype
+        self.most = config.candidate_chunk or LARGEST_BATCH * config.candidates  # candidates at once
         self.kernels = kernels
-        self.weights: list[Tensor] = []
-        self.versions: list[int] = []
+        self.weights: Weights | None = None
         self.batches: dict[int, _Batch] = {}
 
     @torch.inference_mode()
-    def __call__(self, frames: Tensor, goals: Tensor, keys: Sequence[int]) -> Found:
-        """frames and goals: (B, 3, S, S) uint8 on any device; keys: a number for each plan, its noise."""
-        found = self._search(frames, goals, keys) if self.weights else None
+    def __call__(self, frames: Tensor, goals: Tensor, keys: Sequence[int], start: Tensor) -> Found:
+        """frames and goals: (B, 3, S, S) uint8 on any device; keys: a number for each plan, its noise; start:
+        (B, H, D), where the searches begin."""
+        found = self._search(frames, goals, keys, start) if self.weights else None
         # While the device works: are the weights still those that were folded?
-        weights = [w.detach() for w in chain(self.model.parameters(), self.model.buffers())]
-        versions = [0 if w.is_inference() else w._version for w in weights]
-        places = [w.data_ptr() for w in weights]
-        if found is None or versions != self.versions or places != [w.data_ptr() for w in self.weights]:
-            self.weights, self.versions, self.batches = weights, versions, {}
-            # The graphs never run at the same time, so they share memory. It dies with the last of them.
-            self.pool = torch.cuda.graph_pool_handle()
+        weights = Weights.of(self.model)
+        if found is None or weights != self.weights:
+            self.weights = weights
+            self._forget()
             self.exact = self.kernels.TritonTerminal(self.predictor, torch.float32)
-            self.terminal = self.kernels.TritonTerminal(self.predictor, self.dtype)
-            found = self._search(frames, goals, keys)
+            self.world = self.kernels.TritonTerminal(self.predictor, self.dtype)
+            found = self._search(frames, goals, keys, start)
         return found
 
-    def _search(self, frames: Tensor, goals: Tensor, keys: Sequence[int]) -> Found:
-        parts = -(-len(keys) // self.largest)
+    def _forget(self) -> None:
+        self.batches = {}
+        # The graphs never run at the same time, so they share memory. It dies with the last of them.
+        self.pool = torch.cuda.graph_pool_handle()
+
+    def _search(self, frames: Tensor, goals: Tensor, keys: Sequence[int], start: Tensor) -> Found:
+        while True:
+            largest = max(1, min(LARGEST_BATCH, self.most // self.config.candidates))
+            try:
+                return self._search_parts(largest, frames, goals, keys, start)
+            except torch.cuda.OutOfMemoryError:
+                at_once = min(self.most, padded(min(len(keys), largest), largest) * self.config.candidates)
+                if at_once == 1:
+                    raise
+            self.most = at_once // 2
+            log.warning("out of memory with %d candidates at once: %d from now on", at_once, self.most)
+            self._forget()
+            torch.cuda.empty_cache()
+
+    def _search_parts(
+        self, largest: int, frames: Tensor, goals: Tensor, keys: Sequence[int], start: Tensor
+    ) -> Found:
+        parts = -(-len(keys) // largest)
         each = -(-len(keys) // parts)
         found = []
         for i in range(0, len(keys), each):
             mine = slice(i, i + each)
-            size = padded(len(keys[mine]), self.largest)
+            size = padded(len(keys[mine]), largest)
             if size not in self.batches:
                 self.batches[size] = _Batch(self, size, frames)
-            found.append(self.batches[size].search(frames[mine], goals[mine], keys[mine]))
+            found.append(self.batches[size].search(frames[mine], goals[mine], keys[mine], start[mine]))
         return Found(*map(torch.cat, zip(*found, strict=True)))
 
 
@@ -104,25 +139,29 @@ class _Batch:
     """The graphs for one batch size, and the tensors they read and write."""
 
     def __init__(self, search: CapturedSearch, size: int, frames: Tensor):
-        model, config, terminal, exact = search.model, search.config, search.terminal, search.exact
+        model, config, world, exact = search.model, search.config, search.world, search.exact
         device = next(model.parameters()).device
         self.size, self.iterations = size, config.iterations
         self.frames = torch.zeros(2, size, *frames.shape[1:], dtype=torch.uint8, device=device)  # and goals
         self.keys = torch.zeros(size, dtype=torch.int64, device=device)
         iteration = torch.zeros(1, dtype=torch.int64, device=device)
         self.mean = torch.zeros(size, config.horizon, model.config.frameskip * model.action_size, device=device)
+        self.start = torch.zeros_like(self.mean)
         std = torch.ones_like(self.mean)
+        together = max(1, min(config.candidates, search.most // size))  # candidates of each episode
 
         def begin() -> Tensor:
-            self.mean.zero_()
+            self.mean.copy_(self.start)
             std.fill_(1)
             iteration.zero_()
             return model.encode(self.frames.flatten(0, 1)).unflatten(0, (2, size))
 
         def iterate() -> None:
             candidates = search.kernels.draw_candidates(self.mean, std, self.keys, iteration, config.candidates)
-            cost = model.distance(terminal(self.z[0], candidates), self.z[1][:, None])
-            cheapest = cost.topk(config.elites, dim=1, largest=False).indices
+            costs = [
+                cost(config, model, world, self.z[0], part, self.z[1]) for part in candidates.split(together, dim=1)
+            ]
+            cheapest = torch.cat(costs, dim=1).topk(config.elites, dim=1, largest=False).indices
             elites = candidates.gather(1, cheapest[..., None, None].expand(-1, -1, *self.mean.shape[1:]))
             torch.mean(elites, dim=1, out=self.mean)
             torch.std(elites, dim=1, out=std)
@@ -136,8 +175,9 @@ class _Batch:
         self.iterate, _ = captured(iterate, search.pool)
         self.finish, self.latents = captured(finish, search.pool)
 
-    def search(self, frames: Tensor, goals: Tensor, keys: Sequence[int]) -> Found:
+    def search(self, frames: Tensor, goals: Tensor, keys: Sequence[int], start: Tensor) -> Found:
         count = len(keys)
+        self.start[:count].copy_(start)
         self.frames[0, :count].copy_(frames)
         self.frames[1, :count].copy_(goals)
         self.keys[:count].copy_(torch.tensor(keys, dtype=torch.int64))

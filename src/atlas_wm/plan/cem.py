@@ -16,23 +16,19 @@ class Solution(NamedTuple):
 
 
 def cem(
-    cost: Callable[[Tensor], Tensor],
-    action_block: int,
-    config: PlanConfig,
-    streams: Sequence[torch.Generator],
-    device: torch.device | str = "cpu",
+    cost: Callable[[Tensor], Tensor], start: Tensor, config: PlanConfig, streams: Sequence[torch.Generator]
 ) -> Solution:
     """Minimise ``cost``, (B, S, H, D) → (B, S), for B = len(streams) episodes at once.
 
-    Starts from N(0, 1); candidate 0 is always the current mean; mean and deviation of the elites are the next
-    distribution. Episode b draws all its noise from streams[b], so it does not matter who shares its batch.
+    Starts from N(start, 1), start: (B, H, D), 0 in the paper; candidate 0 is always the current mean; mean and
+    deviation of the elites are the next distribution. Episode b draws all its noise from streams[b], so it does not
+    matter who shares its batch.
     """
-    shape = (config.candidates, config.horizon, action_block)
-    mean = torch.zeros(len(streams), *shape[1:], device=device)
-    std = torch.ones_like(mean)
+    shape = (config.candidates, *start.shape[1:])
+    mean, std = start, torch.ones_like(start)
     costs = []
     for _ in range(config.iterations):
-        noise = torch.stack([torch.randn(shape, generator=g) for g in streams]).to(device)
+        noise = torch.stack([torch.randn(shape, generator=g) for g in streams]).to(start.device)
         candidates = mean[:, None] + std[:, None] * noise
         candidates[:, 0] = mean
         cheapest = cost(candidates).topk(config.elites, dim=1, largest=False)

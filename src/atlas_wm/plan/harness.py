@@ -111,6 +111,8 @@ def harness_policy(
     from stable_worldmodel.policy import WorldModelPolicy
 
     plan = Planner(model, plan).config
+    if plan.rule != "terminal":
+        raise UserError(f"the library's policy plans by the end alone: plan.rule must be terminal, not {plan.rule}")
     cost, standardisation = GoalCost(model, plan.candidate_chunk), Standardisation(model.normalizer)
 
     class Policy(WorldModelPolicy):

@@ -1,6 +1,7 @@
 """From two pictures to actions: encode the current frame and the goal once, then search with CEM."""
 
 import logging
+import time
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -10,14 +11,23 @@ from torch import Tensor
 
 from atlas_wm.config import PlanConfig
 from atlas_wm.frames import check_frames, frame_to_tensor, reduce_frames
-from atlas_wm.models.fast import FastTerminal
+from atlas_wm.models.fast import FastTerminal, PackedProduct
 from atlas_wm.models.predictors import CausalPredictor
 from atlas_wm.models.world_model import WorldModel
-from atlas_wm.plan.captured import CapturedSearch, Found
+from atlas_wm.plan.captured import CapturedSearch, Found, Weights
 from atlas_wm.plan.cem import cem
+from atlas_wm.plan.rules import Imagination, cost, judge, starts
 from atlas_wm.streams import stream
 
 log = logging.getLogger(__name__)
+
+WORKING_SET = 2**30  # bytes that candidates may take while they are rolled out on a CPU
+LARGEST_CHUNK = 2**31  # candidates: no bound
+
+
+def dtype_of(precision: str) -> torch.dtype | None:
+    """Of --precision; None for auto: what the device is best at."""
+    return {"auto": None, "bf16": torch.bfloat16, "float32": torch.float32}[precision]
 
 
 class Novelty(NamedTuple):
@@ -30,21 +40,23 @@ class Novelty(NamedTuple):
 
 class Plan(NamedTuple):
     actions: np.ndarray  # (execute·frameskip, A) in the environment's units: what to do before planning again
-    cost: float  # WorldModel.distance of the imagined end from the goal
-    start_cost: float  # the same before the first action
+    cost: float  # WorldModel.distance from the goal: of the imagined end, or of what the rule counts
+    start_cost: float  # the distance before the first action
     latents: np.ndarray  # (horizon, …) imagined latents after each block
     novelty: Novelty | None  # None where the run has no bank
+    rest: np.ndarray  # (horizon − execute, frameskip·A) the standardised blocks after those: for the next plan
 
 
 class Planner:
-    """Receding-horizon planning to a goal image: cost ‖ẑ_H − z_g‖², terminal only.
+    """Receding-horizon planning to a goal image: cost ‖ẑ_H − z_g‖², or as its rule says (plan/rules.py).
 
     >>> plan = Planner(WorldModel.load("runs/x")).plan(frame, goal)
     >>> for action in plan.actions: env.step(action)
 
     ``config`` defaults to the settings of the model's run. On a CUDA device the search runs as captured graphs
-    where it can, with products in ``dtype`` (float32: the numbers of the plain search) and noise of its own;
-    elsewhere repeated work is left out. ``plain``: every step as :mod:`atlas_wm.plan.cem` writes it.
+    where it can, with noise of its own; elsewhere repeated work is left out. ``dtype`` of the products while
+    candidates are compared: bfloat16 on a CUDA device and float32, the numbers of the plain search, elsewhere.
+    ``plain``: every step as :mod:`atlas_wm.plan.cem` writes it.
     """
 
     def __init__(
@@ -53,22 +65,28 @@ class Planner:
         config: PlanConfig | None = None,
         *,
         plain: bool = False,
-        dtype: torch.dtype = torch.bfloat16,
+        dtype: torch.dtype | None = None,
     ):
         self.model = model.eval()
         self.config = config or (model.run.config.plan if model.run else PlanConfig())
-        self.plain, self.dtype = plain, dtype
+        self.plain = plain
+        self.dtype = dtype or (torch.bfloat16 if self.device.type == "cuda" else torch.float32)
+        self.seconds = 0.0  # spent planning
+        self.chunk = self.config.candidate_chunk or self._automatic_chunk()
         self._captured: CapturedSearch | None = None
+        self._fast: FastTerminal | None = None
+        self._weights: Weights | None = None
 
     @property
     def device(self) -> torch.device:
         return next(self.model.parameters()).device
 
-    def plan(self, frame: np.ndarray, goal: np.ndarray, *, seed: int = 0) -> Plan:
-        """One plan. frame and goal: (H, W, 3) uint8, as an environment renders them."""
+    def plan(self, frame: np.ndarray, goal: np.ndarray, *, seed: int = 0, last: Plan | None = None) -> Plan:
+        """One plan. frame and goal: (H, W, 3) uint8, as an environment renders them. last: the plan that was acted
+        on before this one, towards the same goal; the rule terminal does not look at it."""
         frames = self.prepare(frame_to_tensor(frame, "frame"))
         goals = self.prepare(frame_to_tensor(goal, "goal"))
-        return self.plan_batch(frames, goals, [stream(seed)])[0]
+        return self.plan_batch(frames, goals, [stream(seed)], [last and last.rest])[0]
 
     def prepare(self, frames: Tensor) -> Tensor:
         """(N, 3, H, W) uint8 of any size → the size the model was trained on."""
@@ -76,60 +94,115 @@ class Planner:
         return reduce_frames(frames, self.model.config.encoder.image_size)
 
     @torch.inference_mode()
-    def plan_batch(self, frames: Tensor, goals: Tensor, streams: Sequence[torch.Generator]) -> list[Plan]:
+    def plan_batch(
+        self,
+        frames: Tensor,
+        goals: Tensor,
+        streams: Sequence[torch.Generator],
+        rests: Sequence[np.ndarray | None] | None = None,
+    ) -> list[Plan]:
         """A plan for each of B episodes. frames and goals: (B, 3, S, S) uint8, prepared; one stream each.
+
+        ``rests``: for each episode what its last plan left over (``Plan.rest``), None in the beginning.
 
         On the CPU episodes are planned one by one: matrix products round differently in batches of different
         sizes, and an episode's plan must not depend on the company it was planned in.
         """
-        if not len(frames) == len(goals) == len(streams):
-            raise ValueError(f"{len(frames)} frames, {len(goals)} goals and {len(streams)} streams do not match")
-        if self.device.type != "cpu" or len(streams) == 1:
-            return self._solve(frames, goals, streams)
-        return [self._solve(frames[i : i + 1], goals[i : i + 1], [s])[0] for i, s in enumerate(streams)]
+        rests = rests or [None] * len(streams)
+        if not len(frames) == len(goals) == len(streams) == len(rests):
+            counts = f"{len(frames)} frames, {len(goals)} goals, {len(streams)} streams and {len(rests)} rests"
+            raise ValueError(f"{counts} do not match")
+        started = time.perf_counter()
+        start = starts(self.config, self.model.config.frameskip * self.model.action_size, rests).to(self.device)
+        together = self.device.type != "cpu" or len(streams) == 1
+        each = [slice(None)] if together else [slice(i, i + 1) for i in range(len(streams))]
+        plans = [plan for one in each for plan in self._solve(frames[one], goals[one], streams[one], start[one])]
+        self.seconds += time.perf_counter() - started
+        return plans
 
-    def _solve(self, frames: Tensor, goals: Tensor, streams: Sequence[torch.Generator]) -> list[Plan]:
-        model, config = self.model, self.config
+    def _solve(
+        self, frames: Tensor, goals: Tensor, streams: Sequence[torch.Generator], start: Tensor
+    ) -> list[Plan]:
+        model, execute = self.model, self.config.execute
         found = None
         if self.device.type == "cuda" and not self.plain:
-            found = self._search_captured(frames, goals, streams)
-        z, z_goal, mean, latents = found or self._search(frames, goals, streams)
-        costs = model.distance(latents[:, -1], z_goal).tolist()
+            found = self._search_captured(frames, goals, streams, start)
+        z, z_goal, mean, latents = found or self._search(frames, goals, streams, start)
+        costs = judge(self.config, model.distance(latents, z_goal[:, None])).tolist()
         start_costs = model.distance(z, z_goal).tolist()
-        standardised = mean[:, : config.execute].unflatten(-1, (-1, model.action_size)).flatten(1, 2)
+        standardised = mean[:, :execute].unflatten(-1, (-1, model.action_size)).flatten(1, 2)
         actions = model.normalizer.invert(standardised.cpu()).numpy()
         novelty = self._novelty(z, z_goal, latents[:, -1])
-        imagined = latents.cpu().numpy()
-        return [Plan(*parts) for parts in zip(actions, costs, start_costs, imagined, novelty, strict=True)]
+        imagined, rests = latents.cpu().numpy(), mean[:, execute:].cpu().numpy()
+        return [Plan(*parts) for parts in zip(actions, costs, start_costs, imagined, novelty, rests, strict=True)]
 
-    def _search(self, frames: Tensor, goals: Tensor, streams: Sequence[torch.Generator]) -> Found:
+    def _search(self, frames: Tensor, goals: Tensor, streams: Sequence[torch.Generator], start: Tensor) -> Found:
         model, config = self.model, self.config
         z = model.encode(frames.to(self.device))  # (B, …)
         z_goal = model.encode(goals.to(self.device))
-        fast = isinstance(model.predictor, CausalPredictor) and not self.plain
-        terminal = FastTerminal(model.predictor) if fast else model.terminal  # type: ignore[arg-type]
+        imagination = self._imagination()
 
-        def cost(candidates: Tensor) -> Tensor:
-            chunk = config.candidate_chunk or len(streams) * config.candidates
-            parts = candidates.split(max(1, chunk // len(streams)), dim=1)
-            return torch.cat([model.distance(terminal(z, part), z_goal[:, None]) for part in parts], dim=1)
+        def costs(candidates: Tensor) -> Tensor:
+            while True:
+                parts = candidates.split(max(1, self.chunk // len(candidates)), dim=1)
+                try:
+                    return torch.cat([cost(config, model, imagination, z, part, z_goal) for part in parts], dim=1)
+                except torch.cuda.OutOfMemoryError:
+                    rows = parts[0].shape[0] * parts[0].shape[1]
+                    if parts[0].shape[1] == 1:
+                        raise
+                self.chunk = rows // 2
+                log.warning("out of memory with %d candidates at once: %d from now on", rows, self.chunk)
+                torch.cuda.empty_cache()
 
-        solution = cem(cost, model.config.frameskip * model.action_size, config, streams, self.device)
+        solution = cem(costs, start, config, streams)
         latents = model.rollout(z, solution.mean[:, None])[:, 0]
         return Found(z, z_goal, solution.mean, latents)
 
-    def _search_captured(self, frames: Tensor, goals: Tensor, streams: Sequence[torch.Generator]) -> Found | None:
+    def _search_captured(
+        self, frames: Tensor, goals: Tensor, streams: Sequence[torch.Generator], start: Tensor
+    ) -> Found | None:
         """None where this machine or this model cannot; a stream stands for its seed, so for one plan."""
         try:
             if self._captured is None:
                 self._captured = CapturedSearch(self.model, self.config, self.dtype)
                 log.info("fast path: CUDA graphs, products in %s", str(self.dtype).removeprefix("torch."))
             with torch.cuda.device(self.device):  # kernels go to the current one
-                return self._captured(frames, goals, [s.initial_seed() for s in streams])
+                return self._captured(frames, goals, [s.initial_seed() for s in streams], start)
         except Exception as error:  # whatever a driver, a compiler or little memory brings about
-            log.warning("fast path: off (%s: %s)", type(error).__name__, str(error).partition("\n")[0])
-            self.plain, self._captured = True, None
+            self._captured = None
+            self._do_without(f"{type(error).__name__}: {str(error).partition(chr(10))[0]}")
             return None
+
+    def _imagination(self) -> Imagination:
+        """The model, or the same without repeated work, folded anew where the weights have changed."""
+        if self.plain:
+            return self.model
+        if not isinstance(self.model.predictor, CausalPredictor):
+            self._do_without(f"it is for the causal predictor, not for kind {self.model.config.predictor.kind}")
+            return self.model
+        weights = Weights.of(self.model.predictor)
+        if self._fast is None or weights != self._weights:
+            pack = self.device.type == "cpu" and PackedProduct.supported()
+            self._fast, self._weights = FastTerminal(self.model.predictor, self.dtype, pack), weights
+        return self._fast
+
+    def _automatic_chunk(self) -> int:
+        """No bound on a GPU, which says when its memory ends; on a CPU as many candidates as about 1 GiB holds."""
+        if self.device.type != "cpu":
+            return LARGEST_CHUNK
+        config, p = self.model.config, self.model.config.predictor
+        steps = max(config.history, self.config.horizon)
+        tokens = steps * (config.encoder.patches if p.kind == "patch" else 1)
+        # Of each token q, k, v, the answer and both sides of GELU; k and v, and the modulation, of all blocks.
+        floats = tokens * (
+            4 * p.heads * p.head_dim + 2 * p.mlp + p.depth * (2 * p.heads * p.head_dim + 6 * p.width)
+        )
+        return max(1, WORKING_SET // (4 * floats))
+
+    def _do_without(self, why: str) -> None:
+        log.warning("fast path: off (%s)", why)
+        self.plain = True
 
     def _novelty(self, *latents: Tensor) -> Sequence[Novelty | None]:
         """Of frame, goal and end, (B, …) each, in one query."""

@@ -1,0 +1,87 @@
+"""The command that plans, and the flags that all planning has. Arguments only."""
+
+import json
+import sys
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from tyro.conf import arg
+
+from atlas_wm.cli_models import RunFolder
+from atlas_wm.config import PlanConfig
+
+
+@dataclass(frozen=True)
+class PlanFlags:
+    iterations: int | None = None
+    """CEM iterations [default: the run's]."""
+    candidates: int | None = None
+    """CEM candidates [default: the run's]."""
+    replan_every: int | None = None
+    """Blocks of actions executed before planning again [default: the run's; 5, the whole plan, in the paper]."""
+    rule: Literal["terminal", "nearest"] | None = None
+    """terminal: a plan costs what its end is away from the goal (the paper). nearest: what its nearest step is
+    away, and it begins with what the last plan left over; for --replan-every 1 or 2 [default: the run's]."""
+    candidate_chunk: int | None = None
+    """Most candidates rolled out at once; bounds memory [default: the run's]. Fewer are taken where memory ends."""
+    precision: Literal["auto", "bf16", "float32"] = "auto"
+    """Of the products while candidates are compared; auto: bf16 on a CUDA device, float32 elsewhere."""
+    plain: bool = False
+    """No captured graphs, kernels or kept work: the search as it is written, in float32."""
+
+    def applied_to(self, plan: PlanConfig) -> PlanConfig:
+        changes: dict[str, Any] = {
+            "iterations": self.iterations,
+            "candidates": self.candidates,
+            "execute": self.replan_every,
+            "rule": self.rule,
+            "candidate_chunk": self.candidate_chunk,
+        }
+        return replace(plan, **{k: v for k, v in changes.items() if v is not None})
+
+
+THE_RUNS_OWN = PlanFlags()
+
+
+def plan(
+    run: RunFolder,
+    /,
+    frame: Path,
+    goal: Path,
+    seed: int = 0,
+    device: str = "auto",
+    search: Annotated[PlanFlags, arg(name="")] = THE_RUNS_OWN,
+) -> None:
+    """Plan from one picture to another; prints the actions as JSON, in the environment's units.
+
+    With them come the costs; how novel the frame, the goal and the imagined end are beside training frames: 50 is
+    usual, 100 is unlike any of them; the seconds it took, and the most memory in bytes.
+
+    Args:
+        run: Run folder.
+        frame: Picture of the current state.
+        goal: Picture of the goal.
+        seed: Seed of the search.
+        device: auto, cpu, cuda, cuda:N or mps.
+        search: How to search.
+    """
+    from atlas_wm.device import peak_memory, pick_device
+    from atlas_wm.frames import read_image
+    from atlas_wm.models.world_model import WorldModel
+    from atlas_wm.plan.planner import Planner, dtype_of
+
+    model = WorldModel.load(run, pick_device(device))
+    assert model.run is not None
+    config = search.applied_to(model.run.config.plan)
+    planner = Planner(model, config, plain=search.plain, dtype=dtype_of(search.precision))
+    result = planner.plan(read_image(frame), read_image(goal), seed=seed)
+    answer: dict[str, Any] = {
+        "actions": result.actions.tolist(),
+        "cost": result.cost,
+        "start_cost": result.start_cost,
+    }
+    answer["novelty"] = result.novelty and result.novelty._asdict()
+    print(json.dumps({**answer, "seconds": planner.seconds, "peak_memory": peak_memory(planner.device)}))
+    if result.novelty is None:
+        print(f"{run} has no bank of training frames for novelty: `atlas bank {run}` makes one", file=sys.stderr)
