@@ -27,6 +27,8 @@ class Update(NamedTuple):
 
 
 class Step(Protocol):
+    optimizer: Any  # its state is saved and brought back before the first update
+
     def __call__(self, batch: Batch, directions: torch.Generator, rate: float) -> Update:
         """Update the model for one batch; ``directions`` draws those of the regularisers."""
 
