@@ -35,7 +35,7 @@ from atlas_wm.normalize import Normalizer
 FORMAT = 2
 CONFIG, WEIGHTS, NORMALIZER, METRICS = "config.json", "model.safetensors", "normalizer.json", "metrics.csv"
 BANK = "bank.safetensors"
-CHECKPOINTS = "checkpoints"
+CHECKPOINTS, NOT_FINITE = "checkpoints", "not-finite.json"
 LOCK = "lock"
 
 
@@ -133,7 +133,7 @@ def new_run_folder(folder: Path, overwrite: bool = False) -> Iterator[Path]:
 @contextmanager
 def training_folder(folder: Path, overwrite: bool = False) -> Iterator[Path]:
     """A staging folder for one process at a time. Where the block does not end well, it stays for the same command
-    to go on with, once there is a checkpoint in it."""
+    to go on with, once there is a checkpoint in it, or the record of losses that were no numbers."""
     staging = _staging(folder, overwrite)
     with writable(staging):
         staging.mkdir(parents=True, exist_ok=True)
@@ -143,7 +143,7 @@ def training_folder(folder: Path, overwrite: bool = False) -> Iterator[Path]:
         try:
             yield staging
         except BaseException:
-            if not (staging / CHECKPOINTS).is_dir():
+            if not any((staging / name).exists() for name in (CHECKPOINTS, NOT_FINITE)):
                 shutil.rmtree(staging, ignore_errors=True)
             raise
         with writable(staging):

@@ -25,7 +25,7 @@ from atlas_wm.errors import UserError
 from atlas_wm.losses.objective import ClipLatents, Losses, objective
 from atlas_wm.models.pretrained import load_dinov2
 from atlas_wm.models.world_model import WorldModel
-from atlas_wm.run_folder import CHECKPOINTS, RunInfo, training_folder, writable, write_info
+from atlas_wm.run_folder import CHECKPOINTS, NOT_FINITE, RunInfo, training_folder, writable, write_info
 from atlas_wm.streams import stream
 from atlas_wm.tasks import Task, task_id
 from atlas_wm.train.checkpoint import Keeper, bytes_needed, check_room, previous
@@ -90,6 +90,7 @@ def train(
         saved = previous(folder, info, overwrite)
         with writable(folder):
             write_info(folder, info, ready.normalizer)
+            (folder / NOT_FINITE).unlink(missing_ok=True)
         torch.manual_seed(config.train.seed)
         model = WorldModel(config.model, task.action_size, ready.normalizer)
         model.run = info

@@ -51,7 +51,9 @@ class PlainStep:
             group["lr"] = rate
         losses = objective(self.model(batch.frames, batch.actions), self.config.objective, directions)
         self.fabric.backward(losses.total)
-        norm = self.fabric.clip_gradients(self.model, self.optimizer, max_norm=self.config.train.clip)
+        norm = self.fabric.clip_gradients(
+            self.model, self.optimizer, max_norm=self.config.train.clip, error_if_nonfinite=False
+        )
         assert norm is not None  # it is for max_norm
         self.optimizer.step()
         self.optimizer.zero_grad()
