@@ -7,6 +7,7 @@ import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from traceback import extract_tb
 from types import FrameType, TracebackType
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -163,13 +164,15 @@ class StopSignals:
 
 @contextmanager
 def dead_loaders_named() -> Iterator[None]:
-    """A loader process that is killed surfaces as a RuntimeError, anywhere in this process."""
+    """A loader process that is killed surfaces as a RuntimeError anywhere in this process, or as an error of the
+    connection to it."""
     try:
         yield
-    except RuntimeError as error:
-        if "DataLoader worker" not in str(error):
+    except (RuntimeError, OSError, EOFError) as error:
+        told = isinstance(error, RuntimeError) and "DataLoader worker (pid" in str(error)
+        if not told and "multiprocessing" not in Path(extract_tb(error.__traceback__)[-1].filename).parts:
             raise
-        reason = str(error).partition("\n")[0].rstrip(".")
+        reason = str(error).partition("\n")[0].rstrip(".") or type(error).__name__
         raise UserError(
             f"a loader process died, often for want of memory ({reason}): the same command goes on from the last "
             f"checkpoint, also with fewer --train.workers"
