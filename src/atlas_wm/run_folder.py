@@ -139,7 +139,8 @@ def training_folder(folder: Path, overwrite: bool = False) -> Iterator[Path]:
         staging.mkdir(parents=True, exist_ok=True)
         lock = (staging / LOCK).open("a+")
     with lock:
-        _take(lock, staging)
+        with writable(staging):
+            _take(lock, staging)
         try:
             yield staging
         except BaseException:
@@ -158,7 +159,7 @@ def _take(lock: IO[str], staging: Path) -> None:
 
     try:
         fcntl.lockf(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
+    except (BlockingIOError, PermissionError):  # as POSIX has it for a lock that is held
         lock.seek(0)
         raise UserError(
             f"{staging} is being trained by process {lock.read().strip() or 'unknown'}: wait for it, or choose "
