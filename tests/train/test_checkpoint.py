@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from short_runs import metrics, same_result, short_config, short_train
 
 from atlas_wm.config import TrainConfig
-from atlas_wm.errors import UserError
+from atlas_wm.errors import Interrupted, UserError
 from atlas_wm.models.world_model import WorldModel
 from atlas_wm.run_folder import CHECKPOINTS
 from atlas_wm.train import checkpoint
@@ -233,3 +233,29 @@ def test_by_default_checkpoints_take_a_hundredth_of_the_time(tmp_path, monkeypat
     assert not keeper._is_due(3)
     now[0] = 360.0
     assert keeper._is_due(4)
+
+
+def test_of_several_processes_the_first_writes_and_all_stop_at_the_same_step(tmp_path):
+    """They ask at reports; the others take a random state of their own when they go on."""
+    model = torch.nn.Linear(2, 2)
+    optimizer = torch.optim.AdamW(model.parameters())
+    asked: list[int] = []
+    stop = StopSignals()
+    settings = TrainConfig(log_every=5, checkpoint_every=1000)
+    main, other = (
+        Keeper(tmp_path, settings, saved_at(0), stop, rank=rank, agree=lambda n: asked.append(n) or 15)
+        for rank in (0, 1)
+    )
+    for keeper in (other, main):
+        keeper.after(4, 100, model, optimizer, lambda: torch.empty(0, 1), None)
+        with pytest.raises(Interrupted, match="SIGTERM after step 5 of 100"):
+            keeper.after(5, 100, model, optimizer, lambda: torch.empty(0, 1), None)
+        assert bool(checkpoints_in(tmp_path)) == (keeper is main)
+    assert asked == [0, 0]
+    saved = read_saved(checkpoints_in(tmp_path)[0])
+    draws = []
+    for rank in (0, 1, 2):
+        Keeper(tmp_path, settings, saved, stop, rank=rank).restore_random(torch.device("cpu"))
+        draws.append(float(torch.rand(())))
+    torch.set_rng_state(saved.tensors["random.cpu"])
+    assert draws[0] == float(torch.rand(())) and len(set(draws)) == 3

@@ -14,7 +14,7 @@ import shutil
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import safetensors.torch
 import torch
@@ -26,9 +26,6 @@ from atlas_wm.errors import UserError
 from atlas_wm.run_folder import CHECKPOINTS, LOCK, RunInfo, read_run, writable, write_atomically
 from atlas_wm.streams import stream
 from atlas_wm.train.watch import StopSignals
-
-if TYPE_CHECKING:
-    from lightning.fabric import Fabric
 
 log = logging.getLogger(__name__)
 KEPT = 2  # checkpoints: should the last one be damaged, there is another
@@ -196,11 +193,16 @@ class Keeper:
         saved: Saved | None,
         stop: StopSignals,
         flush: Callable[[], None] = lambda: None,
+        rank: int = 0,
+        agree: Callable[[int], int] | None = None,
         **notes: Any,
     ):
-        """flush: whatever else has to be on the disk before a checkpoint; notes: kept in every one."""
+        """flush: whatever else has to be on the disk before a checkpoint; notes: kept in every one.
+
+        In several processes, which must stop at the same step, ``agree`` gives all of them the main one's number.
+        """
         self.staging, self.settings, self.saved, self.stop = staging, settings, saved, stop
-        self.flush, self.notes = flush, notes
+        self.flush, self.notes, self.rank, self.agree = flush, notes, rank, agree
         self.step = saved.step if saved else 0
         self.cost, self.mark = 0.0, time.monotonic()
         self.best = self._best()
@@ -232,26 +234,25 @@ class Keeper:
             group["lr"] = rate  # loading puts a copy there, and a captured step would go on to fill the original
         return self.saved.tensors["losses"]
 
-    def restore_random(self, fabric: "Fabric") -> None:
+    def restore_random(self, device: torch.device) -> None:
         """The random states, after the loader has started, which draws from them. Rank 0 wrote its own; the others
         must not drop the same units as it does."""
         if self.saved is None:
             return
-        if fabric.global_rank:
-            torch.manual_seed(stream(self.settings.seed, 5, self.step, fabric.global_rank).initial_seed())
+        if self.rank:
+            torch.manual_seed(stream(self.settings.seed, 5, self.step, self.rank).initial_seed())
             return
         states = self.saved.part("random")
         torch.set_rng_state(states["cpu"])
-        if fabric.device.type == "cuda" and "cuda" in states:
-            torch.cuda.set_rng_state(states["cuda"], fabric.device)
-        if fabric.device.type == "mps" and "mps" in states:
+        if device.type == "cuda" and "cuda" in states:
+            torch.cuda.set_rng_state(states["cuda"], device)
+        if device.type == "mps" and "mps" in states:
             torch.mps.set_rng_state(states["mps"])
 
     def after(
         self,
         step: int,
         steps: int,
-        fabric: "Fabric",
         model: nn.Module,
         optimizer: Any,
         losses: Callable[[], Tensor],
@@ -261,11 +262,13 @@ class Keeper:
 
         losses: those since the last report, on the CPU; raises where one is not finite, before anything is saved.
         """
-        stopped = self.stop.agreed(fabric, step % self.settings.log_every == 0)
+        stopped = self.stop.received
+        if self.agree is not None:
+            stopped = 0 if step % self.settings.log_every else self.agree(stopped)
         keep = self.settings.keep_every and step % self.settings.keep_every == 0
         better = validation is not None and validation < self.best
         due = bool(stopped) or step == steps or self._is_due(step)
-        if fabric.is_global_zero and (due or keep or better):
+        if self.rank == 0 and (due or keep or better):
             started = time.monotonic()
             recent = losses()
             weights = {name: tensor.detach().cpu().contiguous() for name, tensor in model.state_dict().items()}
@@ -275,7 +278,7 @@ class Keeper:
             if better:
                 self._keep_best(Saved(weights, notes), last=step == steps)
             if due:
-                self._save(Saved({**_prefixed("model", weights), **_rest(optimizer, fabric.device, recent)}, notes))
+                self._save(Saved({**_prefixed("model", weights), **_rest(model, optimizer, recent)}, notes))
                 self.mark = time.monotonic()
                 self.cost = self.mark - started
         if stopped:
@@ -316,8 +319,9 @@ def _prefixed(prefix: str, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
     return {f"{prefix}.{name}": tensor for name, tensor in tensors.items()}
 
 
-def _rest(optimizer: Any, device: torch.device, losses: Tensor) -> dict[str, Tensor]:
+def _rest(model: nn.Module, optimizer: Any, losses: Tensor) -> dict[str, Tensor]:
     """All but the weights, on the CPU."""
+    device = next(model.parameters()).device
     found = {"losses": losses, "random.cpu": torch.get_rng_state()}
     if device.type == "cuda":
         found["random.cuda"] = torch.cuda.get_rng_state(device)

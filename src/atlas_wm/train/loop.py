@@ -205,7 +205,7 @@ def fit(
     reported = done
     for step, batch in enumerate(fabric.setup_dataloaders(loader), start=done + 1):
         if keeper and step == done + 1:
-            keeper.restore_random(fabric)
+            keeper.restore_random(device)
         rate = settings.lr * factor(step - 1)
         recent.add(update(batch, stream(settings.seed, 2, step, device=device), rate))
 
@@ -228,7 +228,7 @@ def fit(
             write(step, row)
         if keeper:
             keeper.after(
-                *(step, len(batches), fabric, model, update.optimizer),
+                *(step, len(batches), model, update.optimizer),
                 losses=partial(recent.read, step),
                 validation=row.get("val_total"),
             )

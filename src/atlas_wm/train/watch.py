@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from traceback import extract_tb
 from types import FrameType, TracebackType
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
@@ -20,9 +20,6 @@ from atlas_wm.errors import Interrupted, UserError
 from atlas_wm.geometry import effective_rank
 from atlas_wm.run_folder import NOT_FINITE, writable, write_json
 from atlas_wm.train.step import Update
-
-if TYPE_CHECKING:
-    from lightning.fabric import Fabric
 
 log = logging.getLogger(__name__)
 HEALTH = ("rank", "variance", "least_variance")
@@ -145,17 +142,6 @@ class StopSignals:
         elif number == signal.SIGTERM:  # a loader process, forked with this handler; Ctrl-C is its parent's affair
             signal.signal(number, signal.SIG_DFL)
             os.kill(os.getpid(), number)
-
-    def agreed(self, fabric: "Fabric", may_ask: bool) -> int:
-        """The signal to stop for, or 0. Several processes must stop at the same step: they ask one another where
-        all of them ``may_ask``."""
-        if fabric.world_size == 1:
-            return self.received
-        if not may_ask:
-            return 0
-        anyone = torch.tensor(float(self.received), device=fabric.device)
-        anyone = torch.as_tensor(fabric.all_reduce(anyone, reduce_op="sum"))
-        return self.received or (signal.SIGTERM if float(anyone) else 0)
 
     def interrupted(self, number: int, where: str, staging: Path) -> Interrupted:
         name = signal.Signals(number).name
