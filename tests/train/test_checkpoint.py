@@ -174,7 +174,7 @@ def test_a_run_that_does_not_fit_the_disk_is_refused_before_it_starts(dataset_pa
 
 
 def test_the_estimate_covers_what_a_run_holds(dataset_path, tmp_path):
-    config, most = short_config(keep_every=20), 0
+    config, most = short_config(steps=21, keep_every=7), 0
 
     def look(progress) -> None:
         nonlocal most
@@ -183,7 +183,7 @@ def test_the_estimate_covers_what_a_run_holds(dataset_path, tmp_path):
 
     short_train(config, dataset_path, tmp_path / "run", on_progress=look)
     model = WorldModel(config.model, 2)
-    assert 0 < most < bytes_needed(model, config.train, 60) + checkpoint.ROOM
+    assert 0 < most < bytes_needed(model, config.train, 21) + checkpoint.ROOM
     assert bytes_needed(model, TrainConfig(keep_every=1), 100) > bytes_needed(model, TrainConfig(), 100)
 
 

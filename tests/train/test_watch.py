@@ -85,7 +85,7 @@ def test_collapse_is_measured_and_told_once(caplog):
 
 
 def test_training_without_a_regulariser_is_told_of_its_collapse(dataset_path, tmp_path, caplog):
-    config = short_config(validate_every=7)
+    config = short_config(steps=28, validate_every=7)
     run = short_train(config, dataset_path, tmp_path / "run")
     assert "collapse" not in caplog.text
     assert 1.5 < float(metrics(run)[-1]["val_rank"]) < 8 and float(metrics(run)[-1]["val_least_variance"]) > 0
@@ -104,10 +104,10 @@ def test_a_loader_process_that_is_killed_is_told_in_one_line(dataset_path, tmp_p
         if progress.step >= 14:
             os.kill(active_children()[0].pid, signal.SIGKILL)
 
-    config = short_config(workers=2)
+    config = short_config(steps=28, workers=2)
     with pytest.raises(UserError) as said:
         short_train(config, dataset_path, tmp_path / "run", on_progress=kill_one)
     assert "a loader process died" in str(said.value) and "--train.workers" in str(said.value)
     assert "\n" not in str(said.value)
     fewer = replace(config, train=replace(config.train, workers=0))
-    assert metrics(short_train(fewer, dataset_path, tmp_path / "run"))[-1]["step"] == "60"
+    assert metrics(short_train(fewer, dataset_path, tmp_path / "run"))[-1]["step"] == "28"

@@ -221,8 +221,9 @@ class Keeper:
         try:
             model.load_state_dict(self.saved.part("model"))
         except RuntimeError as error:
+            reason = str(error).partition("\n")[0]
             raise UserError(
-                f"{self.staging} holds another model, give --overwrite to start over: {error}"
+                f"{self.staging} holds another model ({reason}): delete it to start over, or choose another --out"
             ) from error
         moments: dict[int, dict[str, Tensor]] = {}
         for name, tensor in self.saved.part("optimizer").items():
