@@ -14,7 +14,7 @@ from tyro.conf import Positional, arg
 from atlas_wm.cli_models import RunFolder, bank, export_checkpoint, import_checkpoint, methods
 from atlas_wm.cli_plan import THE_RUNS_OWN, PlanFlags, plan
 from atlas_wm.config import RunConfig
-from atlas_wm.errors import UserError, unknown
+from atlas_wm.errors import Interrupted, UserError, unknown
 from atlas_wm.recipes import RECIPES, get_recipe
 
 # Before torch is imported: idle threads sleep instead of spinning. Alone it costs nothing; beside another busy
@@ -90,6 +90,9 @@ def make_train(default: RunConfig) -> Callable[..., None]:
     ) -> None:
         """Train a world model. Every setting of the recipe is a flag; the defaults shown are the recipe's.
 
+        Interrupted, by Ctrl-C, a signal, a full disk or a power cut, the same command goes on from the last good
+        state, to the same weights (docs/reliability.md).
+
         Args:
             task: tworoom, pusht or cube, or your own as module:Class (docs/own-data.md).
             method: atlas, lewm, lewm+ood, wemreg, pldm, dino-wm, fast-wm (`atlas methods`) or your module:NAME.
@@ -97,7 +100,7 @@ def make_train(default: RunConfig) -> Callable[..., None]:
             data: Dataset [default: data/TASK.lance].
             out: Run folder [default: runs/TASK-METHOD-RECIPE].
             device: auto, cpu, cuda, cuda:N or mps.
-            overwrite: Replace an existing run folder.
+            overwrite: Replace an existing run folder, and an interrupted run that was started with other settings.
             plain: On a GPU, no captured graphs: every step as it is written.
             config: Settings.
         """
@@ -321,6 +324,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
         )
     except UserError as error:
         sys.exit(f"atlas: {error}")
+    except Interrupted as stop:
+        print(f"atlas: {stop}", file=sys.stderr)
+        sys.exit(stop.code)
     except KeyboardInterrupt:
         sys.exit(130)
 

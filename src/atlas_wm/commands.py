@@ -35,7 +35,7 @@ def train_with_progress(config: RunConfig, task: Task, data: Path, out: Path, me
 
         def show(p: Progress) -> None:
             terms = "  ".join(f"{name} {value:.4f}" for name, value in p.terms.items())
-            bar.update(p.step, p.steps, f"{terms}  {p.clips_per_second:,.0f} clips/s")
+            bar.update(p.step, p.steps, f"{terms}  {p.clips_per_second:,.0f} clips/s", p.seconds_left)
 
         def show_encoded(done: int, total: int) -> None:
             if bar.unit != "frames":

@@ -218,11 +218,18 @@ class TrainConfig:
     """Loader processes; 0 loads in the training process."""
     log_every: int = 10
     validate_every: int = 500
+    checkpoint_every: int | None = None
+    """Steps between checkpoints, from which an interrupted run goes on. None: about every minute, and so rarely
+    that they take at most 1 % of the time."""
+    keep_every: int | None = None
+    """Weights of every so many steps stay in RUN/weights; None: only the best of the validations."""
 
     def __post_init__(self) -> None:
         for name in ("epochs", "batch", "lr", "clip", "log_every", "validate_every"):
             _require(getattr(self, name) > 0, f"train.{name} must be positive, not {getattr(self, name)}")
-        _require(self.steps is None or self.steps > 0, f"train.steps must be positive, not {self.steps}")
+        for name in ("steps", "checkpoint_every", "keep_every"):
+            value = getattr(self, name)
+            _require(value is None or value > 0, f"train.{name} must be positive, not {value}")
         _require(0 <= self.warmup < 1, f"train.warmup is a share in [0, 1), not {self.warmup}")
         _require(0 < self.holdout < 1, f"train.holdout is a share in (0, 1), not {self.holdout}")
         _require(self.batch >= 2, "train.batch must be at least 2: the losses are statistics of a batch")

@@ -8,6 +8,14 @@ class UserError(Exception):
     """The message says what is wrong and what to do about it."""
 
 
+class Interrupted(KeyboardInterrupt):
+    """A signal ended the work after what was done had been saved; the message says how to go on."""
+
+    def __init__(self, message: str, signal: int):
+        super().__init__(message)
+        self.code = 128 + signal  # what a shell reports
+
+
 def unknown(kind: str, name: str, known: Iterable[str]) -> UserError:
     """``unknown task 'tworom'``, with the nearest name and all the known ones."""
     names = sorted(known)

@@ -210,6 +210,12 @@ def rollout_error_bound(one_step: float, lipschitz: float, steps: int) -> float:
     return one_step * sum(lipschitz**t for t in range(steps))
 
 
+def effective_rank(variances: Tensor) -> float:
+    """exp of the entropy of variances (d,) along the principal axes: d if all are equal, 1 if one is alone."""
+    share = variances.clamp_min(0) / variances.sum().clamp_min(1e-300)
+    return float(torch.exp(-(share * share.clamp_min(1e-300).log()).sum()))
+
+
 def covariance_bound(wemreg: float, dimension: int) -> float:
     """C_d(s) = √(d(d+2)/2) · [√d (1 + √s) + 1] · √s ≥ ‖Σ − I‖_F  [app_calibration_constant].
 

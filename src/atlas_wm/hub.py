@@ -5,10 +5,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from atlas_wm.card import CARD
 from atlas_wm.errors import UserError
-from atlas_wm.run_folder import BANK, CONFIG, NORMALIZER, WEIGHTS, RunInfo
+from atlas_wm.run_folder import BANK, CONFIG, NORMALIZER, WEIGHTS
 
-CARD = "README.md"
 FILES = [CONFIG, WEIGHTS, NORMALIZER, BANK]  # the last where there is one
 
 
@@ -29,30 +29,6 @@ def publish(folder: Path, repo_id: str, private: bool | None = None) -> str:
         url = api.create_repo(repo_id, private=private, exist_ok=True)
         api.upload_folder(repo_id=repo_id, folder_path=folder, allow_patterns=[*FILES, CARD])
     return str(url)
-
-
-def model_card(repo_id: str, info: RunInfo, parameters: int) -> str:
-    model = info.config.model
-    return f"""---
-library_name: atlas-wm
-tags:
-- world-model
-- planning
----
-
-# {info.method} on {info.task}
-
-A latent world model that plans to a goal image, written by atlas-wm {info.atlas_wm} (recipe `{info.recipe}`):
-{parameters / 1e6:.2f} M parameters, frames of {model.encoder.image_size} pixels a side, {info.action_size} action
-coordinates, {model.frameskip} actions a model step. `config.json` holds every setting.
-
-```python
-from atlas_wm import Planner, WorldModel
-
-model = WorldModel.from_pretrained("{repo_id}")
-plan = Planner(model).plan(frame, goal)  # two (H, W, 3) uint8 pictures
-```
-"""
 
 
 @contextmanager

@@ -45,7 +45,8 @@ class Bar:
         if self._bar is not None:
             self._bar.reset(self._task, description=title, total=None, note="", unit=unit)
 
-    def update(self, done: int, total: int, note: str = "") -> None:
+    def update(self, done: int, total: int, note: str = "", left: float | None = None) -> None:
+        """left: seconds, where the job knows better, such as one that did not begin at 0."""
         if self._bar is not None:
             self._bar.update(self._task, completed=done, total=total, note=note)
             return
@@ -54,7 +55,7 @@ class Bar:
             return
         self._line = now
         elapsed = now - self._started
-        left = elapsed / max(done, 1) * (total - done)
+        left = elapsed / max(done, 1) * (total - done) if left is None else left
         line = f"{self.title}: {done}/{total} {self.unit}, {elapsed:.0f} s, ETA {left:.0f} s  {note}"
         self._console.print(line, markup=False, highlight=False, soft_wrap=True)
 

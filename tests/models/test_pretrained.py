@@ -17,7 +17,7 @@ from atlas_wm.models.encoders import ViTEncoder
 from atlas_wm.models.pretrained import load_dinov2
 from atlas_wm.models.world_model import WorldModel
 from atlas_wm.plan.planner import Planner
-from atlas_wm.run_folder import read_run
+from atlas_wm.run_folder import read_run, read_weights
 from atlas_wm.streams import stream
 from atlas_wm.train.loop import train
 
@@ -151,6 +151,25 @@ def test_training_from_kept_tokens_is_training_from_frames(tmp_path, dataset_pat
     plan = Planner(WorldModel.load(tmp_path / "never")).plan(frame, 255 - frame)
     assert plan.actions.shape == (25, 2) and np.isfinite(plan.actions).all() and plan.latents.shape == (5, 16, 12)
     assert read_run(tmp_path / "never")[0].config.model.encoder.weights == str(weights)
+
+
+def test_a_run_that_goes_on_encodes_nothing_again(tmp_path, dataset_path, task, weights):
+    config = dino_run(weights, keep_tokens="always", checkpoint_every=1)
+    given = {"method": "dino-wm", "recipe": "test", "device": "cpu"}
+    whole = train(config, task, dataset_path, tmp_path / "whole", **given)
+
+    def stop(progress) -> None:
+        if progress.step == 3:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        train(config, task, dataset_path, tmp_path / "run", on_progress=stop, **given)
+    seen: list[int] = []
+    run = train(
+        config, task, dataset_path, tmp_path / "run", on_encoded=lambda done, total: seen.append(done), **given
+    )
+    assert not seen and not (run / "tokens.f16").exists()
+    torch.testing.assert_close(read_weights(run), read_weights(whole), rtol=0, atol=0)
 
 
 def test_a_token_file_holds_every_row_and_travels_to_loader_processes(tmp_path, dataset_path, task):

@@ -12,6 +12,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from atlas_wm.card import write_card
 from atlas_wm.convert.lewm_config import CHECKPOINT, SETTINGS, hydra_config, obstacle, sizes, some
 from atlas_wm.data.training_set import open_training_set
 from atlas_wm.errors import UserError
@@ -104,6 +105,7 @@ def import_lewm(path: Path, task: Task, data_path: str | Path, out: Path, *, ove
         )
         model.remember(ready.some_frames())
         model.save_pretrained(folder)
+        write_card(folder)
     return out
 
 

@@ -11,15 +11,15 @@ from atlas_wm.errors import UserError
 
 
 class EpochBatches(Sampler[list[int]]):
-    """``steps`` batches of clip numbers; the incomplete rest of an epoch is dropped."""
+    """``steps`` batches of clip numbers, less the ``first`` ones; the incomplete rest of an epoch is dropped."""
 
-    def __init__(self, clips: int, batch: int, steps: int, seed: int):
+    def __init__(self, clips: int, batch: int, steps: int, seed: int, first: int = 0):
         if clips < batch:
             raise UserError(
                 f"{clips} training clips do not fill one batch of {batch}: "
                 f"collect more episodes, or lower --train.batch"
             )
-        self.clips, self.batch, self.steps, self.seed = clips, batch, steps, seed
+        self.clips, self.batch, self.steps, self.seed, self.first = clips, batch, steps, seed, first
 
     @property
     def steps_per_epoch(self) -> int:
@@ -29,11 +29,15 @@ class EpochBatches(Sampler[list[int]]):
         return self.steps
 
     def __iter__(self) -> Iterator[list[int]]:
-        for step in range(self.steps):
+        for step in range(self.first, self.steps):
             epoch, place = divmod(step, self.steps_per_epoch)
-            if place == 0:
+            if place == 0 or step == self.first:
                 order = np.random.default_rng([self.seed, 1, epoch]).permutation(self.clips)
             yield order[place * self.batch : (place + 1) * self.batch].tolist()
+
+    def of_step(self, step: int) -> list[int]:
+        """The clips of one step, from 1."""
+        return next(iter(EpochBatches(self.clips, self.batch, step, self.seed, first=step - 1)))
 
 
 def _as_is(batch: Any) -> Any:

@@ -8,6 +8,7 @@ from scipy.special import ndtr
 from torch import Tensor
 
 from atlas_wm.diagnose.subject import Subject
+from atlas_wm.geometry import effective_rank
 from atlas_wm.losses.projections import random_directions
 from atlas_wm.streams import stream
 
@@ -28,7 +29,6 @@ def statistics(z: Tensor) -> dict[str, Any]:
     covariance = centred.T @ centred / count
     values, vectors = torch.linalg.eigh(covariance)
     kept = values > values[-1] * 1e-9
-    share = values.clamp_min(0) / values.sum().clamp_min(1e-300)
     white = centred @ vectors[:, kept] / values[kept].sqrt() if bool(kept.any()) and values[-1] > 0 else centred
     gaussian = torch.randn(count, d, generator=stream(1), dtype=torch.float64)
     return {
@@ -40,7 +40,7 @@ def statistics(z: Tensor) -> dict[str, Any]:
             white @ random_directions(white.shape[1], DIRECTIONS, generator=stream(0)).double()
         ),
         "cvm_null": median_cvm(gaussian @ directions),
-        "effective_rank": float(torch.exp(-(share * share.clamp_min(1e-300).log()).sum())),
+        "effective_rank": effective_rank(values),
     }
 
 

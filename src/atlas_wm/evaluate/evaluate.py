@@ -14,6 +14,7 @@ from typing import Any, Literal
 import numpy as np
 import torch
 
+from atlas_wm.card import write_card
 from atlas_wm.config import PlanConfig
 from atlas_wm.data.dataset import EpisodeData
 from atlas_wm.device import peak_memory, pick_device
@@ -240,6 +241,7 @@ def evaluate(
         if filmed_frames:
             np.savez_compressed(run / "evaluation" / f"{name}.films.npz", **filmed_frames)
         reports.append(report)
+    write_card(run)
     return reports
 
 

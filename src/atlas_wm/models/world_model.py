@@ -10,9 +10,10 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
+from atlas_wm.card import CARD, model_card
 from atlas_wm.config import ModelConfig
 from atlas_wm.errors import UserError
-from atlas_wm.hub import CARD, fetch, model_card, publish
+from atlas_wm.hub import fetch, publish
 from atlas_wm.losses.objective import ClipLatents
 from atlas_wm.models.bank import LatentBank
 from atlas_wm.models.encoders import Tokens, ViTEncoder
@@ -165,5 +166,5 @@ class WorldModel(nn.Module):
             data = replace(self.run.data, path=Path(self.run.data.path).name)
             write_info(Path(folder), replace(self.run, data=data), self.normalizer)
             parameters = sum(p.numel() for p in self.parameters())
-            Path(folder, CARD).write_text(model_card(repo_id, self.run, parameters))
+            Path(folder, CARD).write_text(model_card(self.run, parameters, repo_id=repo_id))
             return publish(Path(folder), repo_id, private)

@@ -1,9 +1,11 @@
 """Training: from a dataset and a configuration to a run folder."""
 
-import math
+import logging
 import os
+import shutil
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -12,24 +14,29 @@ import torch
 from lightning.fabric import Fabric
 from torch import Tensor, nn
 
+from atlas_wm.card import write_card
 from atlas_wm.config import RunConfig, TrainConfig
 from atlas_wm.data.clips import Batch, ClipDataset
 from atlas_wm.data.loader import EpochBatches, make_loader
 from atlas_wm.data.resident import ResidentFrames, keep_on_device
-from atlas_wm.data.tokens import TokenFile, worth_keeping, write_tokens
+from atlas_wm.data.tokens import TokenFile, token_bytes, worth_keeping, write_tokens
 from atlas_wm.data.training_set import TrainingSet, open_training_set
 from atlas_wm.device import pick_device
 from atlas_wm.errors import UserError
-from atlas_wm.losses.objective import Losses, objective
+from atlas_wm.losses.objective import ClipLatents, Losses, objective
 from atlas_wm.models.pretrained import load_dinov2
 from atlas_wm.models.world_model import WorldModel
-from atlas_wm.run_folder import RunInfo, new_run_folder, write_info
+from atlas_wm.run_folder import CHECKPOINTS, NOT_FINITE, RunInfo, training_folder, writable, write_info
 from atlas_wm.streams import stream
 from atlas_wm.tasks import Task, task_id
+from atlas_wm.train.checkpoint import Keeper, bytes_needed, check_room, previous
 from atlas_wm.train.metrics import MetricsLog
 from atlas_wm.train.schedule import warmup_cosine
 from atlas_wm.train.step import make_step, precision_of
+from atlas_wm.train.watch import HEALTH, CollapseWatch, Recent, StopSignals, dead_loaders_named
 from atlas_wm.versions import versions
+
+log = logging.getLogger(__name__)
 
 VALIDATION_BATCHES = 4
 
@@ -61,13 +68,14 @@ def train(
 ) -> Path:
     """Train on the dataset and leave a complete run folder at ``out``.
 
+    Interrupted, the state stays in ``out.partial``, and the same call goes on from there to the same weights.
     ``plain``: every step as it is written, also on a GPU. ``on_encoded(done, total)`` follows the frames that are
     read beforehand, by a frozen encoder or to be kept on a GPU.
     """
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
         raise UserError("training runs in one process so far: start `atlas train` without torchrun")
     out = Path(out)
-    with new_run_folder(out, overwrite) as folder:
+    with training_folder(out, overwrite) as folder:
         ready = open_training_set(data_path, task, config)
         where = pick_device(device)
         info = RunInfo(
@@ -80,7 +88,10 @@ def train(
             device=torch.cuda.get_device_name(where) if where.type == "cuda" else where.type,
             versions=versions(),
         )
-        write_info(folder, info, ready.normalizer)
+        saved = previous(folder, info, overwrite)
+        with writable(folder):
+            write_info(folder, info, ready.normalizer)
+            (folder / NOT_FINITE).unlink(missing_ok=True)
         torch.manual_seed(config.train.seed)
         model = WorldModel(config.model, task.action_size, ready.normalizer)
         model.run = info
@@ -88,19 +99,37 @@ def train(
         kept: TokenFile | ResidentFrames | None = None
         if config.model.encoder.kind == "dinov2":
             load_dinov2(model.encoder, config.model.encoder.weights)
-            kept = tokens = keep_tokens(model, ready, where, folder / "tokens.f16", on_encoded)
+            written = saved.notes["tokens"] if saved else None
+            kept = tokens = keep_tokens(model, ready, where, folder / "tokens.f16", on_encoded, written)
         elif where.type == "cuda":
             kept = keep_frames(ready, config.train, where, on_encoded)
         training, validation = (
             ClipDataset(ready.data, clips, ready.normalizer, config.model, kept)
             for clips in (ready.training, ready.validation)
         )
-        with MetricsLog(folder, metric_names(config)) as log:
-            fit(model, training, validation, config, where, log.write, on_progress, plain=plain)
+        steps = steps_of(config.train, len(training))
+        if saved is None:
+            check_room(folder, bytes_needed(model, config.train, steps), "this run")
+        else:
+            log.info("going on from step %d of %d in %s", saved.step, steps, folder)
+        with (
+            StopSignals() as stop,
+            MetricsLog(folder, metric_names(config), after=saved.step if saved else 0) as metrics,
+            dead_loaders_named(),
+        ):
+            keeper = Keeper(folder, config.train, saved, stop, metrics.flush, tokens=tokens is not None)
+            fit(
+                *(model, training, validation, config, where, metrics.write, on_progress),
+                plain=plain,
+                keeper=keeper,
+            )
+        model.remember(ready.some_frames())
+        with writable(folder):
+            model.save_pretrained(folder)
+            write_card(folder)
         if tokens is not None:
             tokens.path.unlink()
-        model.remember(ready.some_frames())
-        model.save_pretrained(folder)
+    shutil.rmtree(out / CHECKPOINTS, ignore_errors=True)  # only now: until it has its name it can be resumed
     return out
 
 
@@ -110,16 +139,24 @@ def keep_tokens(
     device: torch.device,
     path: Path,
     on_encoded: Callable[[int, int], None],
+    kept: bool | None = None,
 ) -> TokenFile | None:
-    """The tokens of every frame in a file, where that is cheaper than to encode frames at every step."""
+    """The tokens of every frame in a file, where that is cheaper than to encode frames at every step.
+
+    kept: what an interrupted run decided, whose file may still be there.
+    """
     assert model.run is not None
     settings = model.run.config.train
     shape = (ready.info.rows, *model.config.latent_shape)
     frames = steps_of(settings, len(ready.training)) * settings.batch * model.config.clip_frames
-    if settings.keep_tokens == "never" or (
-        settings.keep_tokens == "auto" and not worth_keeping(shape, frames, path.parent)
-    ):
+    if kept is None:
+        kept = settings.keep_tokens == "always" or (
+            settings.keep_tokens == "auto" and worth_keeping(shape, frames, path.parent)
+        )
+    if not kept:
         return None
+    if path.exists() and path.stat().st_size == token_bytes(shape):
+        return TokenFile(path, shape)
     model.to(device)
 
     @torch.inference_mode()
@@ -143,7 +180,8 @@ def keep_frames(
 
 def metric_names(config: RunConfig) -> list[str]:
     losses = ["total", *config.objective.weights]
-    return ["epoch", *losses, "lr", "grad_norm", "clips_per_second", *(f"val_{name}" for name in losses)]
+    validated = [*losses, *(HEALTH if config.model.encoder.kind == "vit" else ())]
+    return ["epoch", *losses, "lr", "grad_norm", "clips_per_second", *(f"val_{name}" for name in validated)]
 
 
 def fit(
@@ -156,51 +194,61 @@ def fit(
     on_progress: Callable[[Progress], None] = lambda progress: None,
     *,
     plain: bool = False,
+    keeper: Keeper | None = None,
 ) -> None:
-    """The loop itself. The model is trained in place and left in eval mode. ``plain``: no captured steps."""
+    """The loop itself. The model is trained in place and left in eval mode. ``plain``: no captured steps.
+    ``keeper``: where to go on from, and how to save."""
     settings = config.train
     fabric = Fabric(
         accelerator=device.type,
         devices=[device.index or 0] if device.type == "cuda" else 1,
         precision=precision_of(settings, device),
     )
-    batches = EpochBatches(len(training), settings.batch, steps_of(settings, len(training)), settings.seed)
+    done = keeper.step if keeper else 0
+    batches = EpochBatches(len(training), settings.batch, steps_of(settings, len(training)), settings.seed, done)
     there = isinstance(training.kept, ResidentFrames)  # frames are on the device already
     workers = 0 if there else settings.workers
     loader = make_loader(training, batches, workers, pin=device.type == "cuda" and not there)
     wrapped = fabric.setup_module(model)
     update = make_step(fabric, model, wrapped, config, len(batches), plain)
     factor = warmup_cosine(len(batches), settings.warmup)
+    recent = Recent(list(config.objective.weights), training, batches, keeper.staging if keeper else None)
+    collapse = CollapseWatch()
+    if keeper:
+        recent.resume(keeper.restore(model, update.optimizer), fabric.device)
 
     model.train()
-    window: list[Losses] = []
     started = mark = time.perf_counter()
-    for step, batch in enumerate(fabric.setup_dataloaders(loader), start=1):
+    reported = done
+    for step, batch in enumerate(fabric.setup_dataloaders(loader), start=done + 1):
+        if keeper and step == done + 1:
+            keeper.restore_random(device)
         rate = settings.lr * factor(step - 1)
-        losses, norm = update(batch, stream(settings.seed, 2, step, device=device), rate)
-        window.append(losses)
+        recent.add(update(batch, stream(settings.seed, 2, step, device=device), rate))
 
-        last = step == len(batches)
-        if step % settings.log_every and not last:
-            continue
-        values = mean_losses(window)
-        now = time.perf_counter()
-        speed, mark = settings.batch * len(window) / (now - mark), now
-        window = []
-        row: dict[str, float] = {"epoch": step / batches.steps_per_epoch, **values, "lr": rate}
-        row["grad_norm"] = float(norm)
-        if not math.isfinite(row["grad_norm"]):
-            raise UserError(f"the gradient is not finite at step {step}: lower --train.lr")
-        row["clips_per_second"] = speed
-        total = values.pop("total")
-        left = (now - started) / step * (len(batches) - step)
-        on_progress(Progress(step, len(batches), values, total, speed, left))
-        if last or step % settings.validate_every < settings.log_every:
-            if settings.batchnorm_batches:
-                measure_batchnorm(fabric, wrapped, training, config)
-            row |= {f"val_{name}": value for name, value in validate(fabric, wrapped, validation, config).items()}
-            mark = time.perf_counter()
-        write(step, row)
+        last, row = step == len(batches), dict[str, float]()
+        if last or step % settings.log_every == 0:
+            values, norm = recent.report(step)
+            now = time.perf_counter()
+            speed, mark, reported = settings.batch * (step - reported) / (now - mark), now, step
+            row = {"epoch": step / batches.steps_per_epoch, **values, "lr": rate}
+            row |= {"grad_norm": norm, "clips_per_second": speed}
+            total = values.pop("total")
+            left = (now - started) / (step - done) * (len(batches) - step)
+            on_progress(Progress(step, len(batches), values, total, speed, left))
+            if last or step % settings.validate_every < settings.log_every:
+                if settings.batchnorm_batches:
+                    measure_batchnorm(fabric, wrapped, training, config)
+                found = validate(fabric, wrapped, validation, config, collapse)
+                row |= {f"val_{name}": value for name, value in found.items()}
+                mark = time.perf_counter()
+            write(step, row)
+        if keeper:
+            keeper.after(
+                *(step, len(batches), model, update.optimizer),
+                losses=partial(recent.read, step),
+                validation=row.get("val_total"),
+            )
     model.eval()
 
 
@@ -208,11 +256,11 @@ def steps_of(settings: TrainConfig, clips: int) -> int:
     return settings.steps or settings.epochs * (clips // settings.batch)
 
 
-def mean_losses(window: list[Losses]) -> dict[str, float]:
+def mean_losses(some: list[Losses]) -> dict[str, float]:
     """Means over a list of losses, with one transfer from the device for each name."""
-    means = {"total": torch.stack([losses.total for losses in window]).mean()}
-    for name in window[0].terms:
-        means[name] = torch.stack([losses.terms[name] for losses in window]).mean()
+    means = {"total": torch.stack([losses.total for losses in some]).mean()}
+    for name in some[0].terms:
+        means[name] = torch.stack([losses.terms[name] for losses in some]).mean()
     return {name: float(value) for name, value in means.items()}
 
 
@@ -224,16 +272,20 @@ def _batches(fabric: Fabric, dataset: ClipDataset, config: RunConfig, count: int
 
 
 @torch.no_grad()
-def validate(fabric: Fabric, model: nn.Module, dataset: ClipDataset, config: RunConfig) -> dict[str, float]:
-    """The losses on some fixed validation clips, in eval mode."""
+def validate(
+    fabric: Fabric, model: nn.Module, dataset: ClipDataset, config: RunConfig, collapse: CollapseWatch
+) -> dict[str, float]:
+    """The losses on some fixed validation clips, in eval mode, and how much of the latent space they fill."""
     model.eval()
     generator = stream(config.train.seed, 4, device=fabric.device)
-    losses = [
-        objective(model(batch.frames, batch.actions), config.objective, generator)
-        for batch in _batches(fabric, dataset, config, VALIDATION_BATCHES)
-    ]
+    losses, latents = [], []
+    for batch in _batches(fabric, dataset, config, VALIDATION_BATCHES):
+        clips: ClipLatents = model(batch.frames, batch.actions)
+        losses.append(objective(clips, config.objective, generator))
+        if config.model.encoder.kind == "vit":  # a frozen encoder cannot collapse
+            latents.append(clips.z)
     model.train()
-    return mean_losses(losses) if losses else {}
+    return (mean_losses(losses) if losses else {}) | (collapse.look(latents) if latents else {})
 
 
 @torch.no_grad()

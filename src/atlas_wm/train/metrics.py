@@ -1,28 +1,44 @@
 """What training writes down: metrics.csv and TensorBoard, the same numbers in both."""
 
 import csv
+import io
+import os
 from pathlib import Path
 from types import TracebackType
 
 from torch.utils.tensorboard import SummaryWriter
 
-from atlas_wm.run_folder import METRICS
+from atlas_wm.run_folder import METRICS, writable, write_atomically
 
 
 class MetricsLog:
     """One row per log step. Columns are fixed at the start; a value that a row lacks stays empty."""
 
-    def __init__(self, folder: Path, columns: list[str]):
-        self._file = (folder / METRICS).open("w", newline="")
-        self._csv = csv.DictWriter(self._file, ["step", *columns])
-        self._csv.writeheader()
-        self._board = SummaryWriter(str(folder / "tensorboard"))
+    def __init__(self, folder: Path, columns: list[str], after: int = 0):
+        """after: the step a run goes on from; what was written later is cut, for it comes again."""
+        self.folder, columns = folder, ["step", *columns]
+        with writable(folder):
+            kept = _rows_up_to(folder / METRICS, after)
+            with write_atomically(folder / METRICS) as temporary, temporary.open("w", newline="") as file:
+                writer = csv.DictWriter(file, columns, extrasaction="ignore")
+                writer.writeheader()
+                writer.writerows(kept)
+            self._file = (folder / METRICS).open("a", newline="")
+            self._csv = csv.DictWriter(self._file, columns)
+            self._board = SummaryWriter(str(folder / "tensorboard"), purge_step=after + 1 if after else None)
 
     def write(self, step: int, values: dict[str, float]) -> None:
-        self._csv.writerow({"step": step, **{name: f"{value:.6g}" for name, value in values.items()}})
+        with writable(self.folder):
+            self._csv.writerow({"step": step, **{name: f"{value:.6g}" for name, value in values.items()}})
+            self._file.flush()
+            for name, value in values.items():
+                self._board.add_scalar(name, value, step)
+
+    def flush(self) -> None:
+        """All rows reach the disk."""
         self._file.flush()
-        for name, value in values.items():
-            self._board.add_scalar(name, value, step)
+        os.fsync(self._file.fileno())
+        self._board.flush()
 
     def __enter__(self) -> "MetricsLog":
         return self
@@ -30,5 +46,16 @@ class MetricsLog:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._file.close()
-        self._board.close()
+        try:
+            self._file.close()
+            self._board.close()
+        except OSError:
+            if error is None:  # a full disk, of which the error has told
+                raise
+
+
+def _rows_up_to(path: Path, step: int) -> list[dict[str, str]]:
+    if not step or not path.exists():
+        return []
+    whole = path.read_bytes().rpartition(b"\n")[0].decode()  # the last line may be torn
+    return [row for row in csv.DictReader(io.StringIO(whole)) if int(row["step"]) <= step]

@@ -27,6 +27,8 @@ class Update(NamedTuple):
 
 
 class Step(Protocol):
+    optimizer: Any  # its state is saved and brought back before the first update
+
     def __call__(self, batch: Batch, directions: torch.Generator, rate: float) -> Update:
         """Update the model for one batch; ``directions`` draws those of the regularisers."""
 
@@ -50,7 +52,9 @@ class PlainStep:
             group["lr"] = rate
         losses = objective(self.model(batch.frames, batch.actions), self.config.objective, directions)
         self.fabric.backward(losses.total)
-        norm = self.fabric.clip_gradients(self.model, self.optimizer, max_norm=self.config.train.clip)
+        norm = self.fabric.clip_gradients(
+            self.model, self.optimizer, max_norm=self.config.train.clip, error_if_nonfinite=False
+        )
         assert norm is not None  # it is for max_norm
         self.optimizer.step()
         self.optimizer.zero_grad()
