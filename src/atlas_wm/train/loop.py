@@ -1,9 +1,9 @@
 """Training: from a dataset and a configuration to a run folder."""
 
 import math
-import os
 import time
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import NamedTuple
 
@@ -17,8 +17,9 @@ from atlas_wm.data.clips import Batch, ClipDataset
 from atlas_wm.data.loader import EpochBatches, make_loader
 from atlas_wm.data.tokens import TokenFile, worth_keeping, write_tokens
 from atlas_wm.data.training_set import TrainingSet, open_training_set
-from atlas_wm.device import pick_device
+from atlas_wm.distributed import from_main, is_main, rank, same_weights, shard, wait_for_all
 from atlas_wm.errors import UserError
+from atlas_wm.launch import processes
 from atlas_wm.losses.objective import Losses, objective
 from atlas_wm.models.pretrained import load_dinov2
 from atlas_wm.models.world_model import WorldModel
@@ -27,7 +28,7 @@ from atlas_wm.streams import stream
 from atlas_wm.tasks import Task, task_id
 from atlas_wm.train.metrics import MetricsLog
 from atlas_wm.train.schedule import warmup_cosine
-from atlas_wm.train.step import make_step, precision_of
+from atlas_wm.train.step import make_step, precision_of, whole_batch
 from atlas_wm.versions import versions
 
 VALIDATION_BATCHES = 4
@@ -61,14 +62,12 @@ def train(
     """Train on the dataset and leave a complete run folder at ``out``.
 
     ``plain``: every step as it is written, also on a GPU. ``on_encoded(done, total)`` follows the frames that a
-    frozen encoder reads beforehand.
+    frozen encoder reads beforehand. In several processes (torchrun, srun) the main one writes.
     """
-    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
-        raise UserError("training runs in one process so far: start `atlas train` without torchrun")
     out = Path(out)
-    with new_run_folder(out, overwrite) as folder:
+    with processes(device) as where, new_run_folder(out, overwrite) if is_main() else nullcontext(out) as mine:
+        folder = from_main(mine)
         ready = open_training_set(data_path, task, config)
-        where = pick_device(device)
         info = RunInfo(
             task=task_id(task),
             method=method,
@@ -79,7 +78,8 @@ def train(
             device=torch.cuda.get_device_name(where) if where.type == "cuda" else where.type,
             versions=versions(),
         )
-        write_info(folder, info, ready.normalizer)
+        if is_main():
+            write_info(folder, info, ready.normalizer)
         torch.manual_seed(config.train.seed)
         model = WorldModel(config.model, task.action_size, ready.normalizer)
         model.run = info
@@ -91,12 +91,14 @@ def train(
             ClipDataset(ready.data, clips, ready.normalizer, config.model, tokens)
             for clips in (ready.training, ready.validation)
         )
-        with MetricsLog(folder, metric_names(config)) as log:
-            fit(model, training, validation, config, where, log.write, on_progress, plain=plain)
-        if tokens is not None:
-            tokens.path.unlink()
-        model.remember(ready.some_frames())
-        model.save_pretrained(folder)
+        with MetricsLog(folder, metric_names(config)) if is_main() else nullcontext() as log:
+            write = log.write if log else lambda step, row: None
+            fit(model, training, validation, config, where, write, on_progress, plain=plain)
+        if is_main():
+            if tokens is not None:
+                tokens.path.unlink()
+            model.remember(ready.some_frames())
+            model.save_pretrained(folder)
     return out
 
 
@@ -113,7 +115,7 @@ def keep_tokens(
     shape = (ready.info.rows, *model.config.latent_shape)
     frames = steps_of(settings, len(ready.training)) * settings.batch * model.config.clip_frames
     if settings.keep_tokens == "never" or (
-        settings.keep_tokens == "auto" and not worth_keeping(shape, frames, path.parent)
+        settings.keep_tokens == "auto" and not from_main(is_main() and worth_keeping(shape, frames, path.parent))
     ):
         return None
     model.to(device)
@@ -123,7 +125,15 @@ def keep_tokens(
         with torch.autocast(device.type, torch.bfloat16, enabled=precision_of(settings, device) == "bf16-mixed"):
             return model.encode(frames.to(device)).float()
 
-    return write_tokens(ready.data, encode, shape, path, on_encoded)
+    if is_main():
+        write_tokens(ready.data, encode, shape, path, on_encoded)
+    wait_for_all()
+    if not path.exists():
+        raise UserError(
+            f"{path} is not on this machine: put --out on a disk that all machines share, "
+            f"or use --train.keep-tokens never"
+        )
+    return TokenFile(path, shape)
 
 
 def metric_names(config: RunConfig) -> list[str]:
@@ -152,6 +162,9 @@ def fit(
     batches = EpochBatches(len(training), settings.batch, steps_of(settings, len(training)), settings.seed)
     loader = make_loader(training, batches, settings.workers, pin=device.type == "cuda")
     wrapped = fabric.setup_module(model)
+    same_weights(model)
+    if rank():  # the main process goes on with its stream; in the others dropout takes one of their own
+        torch.manual_seed(stream(settings.seed, 5, rank()).initial_seed())
     update = make_step(fabric, model, wrapped, config, len(batches), plain)
     factor = warmup_cosine(len(batches), settings.warmup)
 
@@ -203,7 +216,13 @@ def _batches(fabric: Fabric, dataset: ClipDataset, config: RunConfig, count: int
     """The first ``count`` batches of a fixed shuffle, fewer where the data ends."""
     order = np.random.default_rng([config.train.seed, 3]).permutation(len(dataset))
     parts = [order[i : i + config.train.batch].tolist() for i in range(0, len(order), config.train.batch)]
-    return [fabric.to_device(dataset.__getitems__(part)) for part in parts[:count] if len(part) > 1]
+    return [fabric.to_device(_own_part(dataset, part)) for part in parts[:count] if len(part) > 1]
+
+
+def _own_part(dataset: ClipDataset, which: list[int]) -> Batch:
+    """This process's part of a batch: nothing where there are fewer clips than processes."""
+    mine = shard(which)
+    return dataset.__getitems__(mine) if mine else Batch(*(t[:0] for t in dataset.__getitems__(which[:1])))
 
 
 @torch.no_grad()
@@ -212,7 +231,7 @@ def validate(fabric: Fabric, model: nn.Module, dataset: ClipDataset, config: Run
     model.eval()
     generator = stream(config.train.seed, 4, device=fabric.device)
     losses = [
-        objective(model(batch.frames, batch.actions), config.objective, generator)
+        objective(whole_batch(model(batch.frames, batch.actions)), config.objective, generator)
         for batch in _batches(fabric, dataset, config, VALIDATION_BATCHES)
     ]
     model.train()
