@@ -5,7 +5,8 @@ whole objective of them. Its gradient by a process's own rows is a part of the o
 are summed over the processes, not averaged.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, TypeVar
 
 import torch
@@ -15,10 +16,25 @@ from torch import Tensor, nn
 from atlas_wm.errors import UserError
 
 T = TypeVar("T")
+Item = TypeVar("Item")
+
+
+_alone = False
 
 
 def world_size() -> int:
-    return dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
+    return 1 if _alone or not dist.is_available() or not dist.is_initialized() else dist.get_world_size()
+
+
+@contextmanager
+def alone() -> Iterator[None]:
+    """Within, this process does as if there were no others."""
+    global _alone
+    before, _alone = _alone, True
+    try:
+        yield
+    finally:
+        _alone = before
 
 
 def rank() -> int:
@@ -121,24 +137,30 @@ def from_main(value: T) -> T:
     return box[0]  # type: ignore[return-value]
 
 
-def from_all(work: Callable[[], T]) -> list[T]:
-    """Do this process's part of some work: what came out of each part, in the order of the ranks, everywhere.
+def from_all(value: T) -> list[T]:
+    """Every process's value, in the order of the ranks."""
+    values: list[Any] = [value] * world_size()
+    if world_size() > 1:
+        dist.all_gather_object(values, value)
+    return values
+
+
+def share_out(items: list[Item], work: Callable[[list[Item]], list[T]]) -> list[T]:
+    """Each process works on its part of the items; the results of all, in order, are known to all.
 
     An error that a user can mend is raised in all of them, wherever it happened.
     """
-    if world_size() == 1:
-        return [work()]
-    outcome: T | UserError
+    outcome: list[T] | UserError
     try:
-        outcome = work()
+        outcome = work(shard(items))
     except UserError as error:
         outcome = error
-    outcomes: list[Any] = [None] * world_size()
-    dist.all_gather_object(outcomes, outcome)
-    for found in outcomes:
-        if isinstance(found, UserError):
-            raise found
-    return outcomes
+    results: list[T] = []
+    for part in from_all(outcome):
+        if isinstance(part, UserError):
+            raise part
+        results += part
+    return results
 
 
 def wait_for_all() -> None:

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, NamedTuple
 from atlas_wm.errors import UserError
 
 if TYPE_CHECKING:  # the command line asks for its place before torch is loaded
-    import torch
     from torch.distributed import Store
 
 TIMEOUT = timedelta(hours=2)  # for one to wait for another: an evaluation's last episodes, a file of tokens
@@ -54,26 +53,24 @@ def own_cores() -> int:
 
 
 @contextmanager
-def processes(device: str = "auto") -> Iterator["torch.device"]:
-    """All of a job's processes enter together, and leave when all are done; each gets the device it computes on.
+def processes() -> Iterator[None]:
+    """All of a job's processes enter together and leave when all are done. Also a decorator: ``@processes()``.
 
     Where one fails the others end too, with status 1 and without a word: the first to fail says why. In a process
     that was started alone nothing happens.
     """
-    from atlas_wm.device import pick_device
-    from atlas_wm.distributed import wait_for_all
-
     here = place()
     if here.size == 1:
-        yield pick_device(device)
+        yield
         return
+    from atlas_wm.distributed import wait_for_all
+
     store = _meet(here)
     watch = _Watch(store.clone())
     watch.start()
     try:
-        where = _own_device(device, here)
-        _join(store, here, where)
-        yield where
+        _join(store, here)
+        yield
         wait_for_all()
     except BaseException as error:
         said = _to_say(error, store, here)
@@ -101,34 +98,15 @@ def _meet(here: Place) -> "Store":
     return _store
 
 
-def _own_device(device: str, here: Place) -> "torch.device":
-    import torch
-
-    from atlas_wm.device import pick_device
-
-    where = pick_device(device)
-    if where.type == "mps":
-        raise UserError("several processes cannot share the GPU of a Mac: use --device cpu, or one process")
-    if where.type == "cuda":
-        if where.index is not None:
-            raise UserError(f"--device {device} is one card for {here.size} processes: use --device cuda")
-        cards = torch.cuda.device_count()
-        index = 0 if cards == 1 and "SLURM_LOCALID" in os.environ else here.local_rank  # it may show each its own
-        if index >= cards:
-            raise UserError(f"{here.local_size} processes on a machine with {cards} GPUs: start one for each GPU")
-        where = torch.device("cuda", index)
-        torch.cuda.set_device(where)
-    return where
-
-
-def _join(store: "Store", here: Place, where: "torch.device") -> None:
+def _join(store: "Store", here: Place) -> None:
     import atexit
 
+    import torch
     import torch.distributed as dist
 
     if dist.is_initialized():
         return
-    backend = "cpu:gloo,cuda:nccl" if where.type == "cuda" else "gloo"
+    backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
     dist.init_process_group(backend, store=store, rank=here.rank, world_size=here.size, timeout=TIMEOUT)
     atexit.register(dist.destroy_process_group)
 

@@ -1,7 +1,8 @@
-"""What one process of a job computes, alone or with others: ``python job.py DATASET FOLDER`` does it with 1, 2 and 4.
+"""What one process of a job computes, alone or with others. ``python job.py DATASET FOLDER``: with 1, 2 and 4.
 
 A part of the batch for each process; what comes out is put together again, so that results can be compared between
-numbers of processes. There is no dropout: its masks differ between them.
+numbers of processes. There is no dropout: its masks differ between them. Models are trained in double precision:
+in single precision Adam takes rounding for a direction wherever the gradient is nearly 0, and runs drift apart.
 """
 
 import os
@@ -27,6 +28,7 @@ from atlas_wm.models.world_model import WorldModel
 from atlas_wm.recipes import demo
 from atlas_wm.streams import stream
 from atlas_wm.tasks import get_task
+from atlas_wm.train import loop
 from atlas_wm.train.loop import fit, measure_batchnorm, validate
 from atlas_wm.train.step import PlainStep, whole_batch
 
@@ -104,7 +106,7 @@ def steps() -> dict[str, Any]:
         config = config_of(method, clip=0.01)
         torch.manual_seed(0)
         model = WorldModel(config.model, 2).train()
-        fabric = Fabric(accelerator="cpu", devices=1)
+        fabric = Fabric(accelerator="cpu", devices=1, precision="64-true")
         step = PlainStep(fabric, fabric.setup_module(model), config)
         used: dict[str, Tensor] = {}
         step.optimizer.zero_grad = lambda model=model, used=used: used.update(  # instead of forgetting them
@@ -129,9 +131,10 @@ def training(path: str) -> dict[str, Any]:
     rows: list[dict[str, float]] = []
     fit(model, *parts[:2], config, torch.device("cpu"), lambda step, row: rows.append(row))
     weights = {name: t.clone() for name, t in model.state_dict().items()}
-    fabric = Fabric(accelerator="cpu", devices=1)
-    on_few = validate(fabric, model, parts[2], config)
-    measure_batchnorm(fabric, model, parts[2], config)
+    fabric = Fabric(accelerator="cpu", devices=1, precision="64-true")
+    wrapped = fabric.setup_module(model)
+    on_few = validate(fabric, wrapped, parts[2], config)
+    measure_batchnorm(fabric, wrapped, parts[2], config)
     statistics = {name: t for name, t in model.state_dict().items() if "running" in name}
     for row in rows:
         del row["clips_per_second"]
@@ -140,15 +143,19 @@ def training(path: str) -> dict[str, Any]:
 
 def measure(path: str, file: Path) -> None:
     """What each process found, by rank."""
-    with processes("cpu"):
-        found = {"terms": terms(), "batchnorm": batchnorm(), "steps": steps(), "training": training(path)}
-        results = from_all(lambda: found)
+    with processes():
+        found = {"terms": terms(), "batchnorm": batchnorm()}
+        torch.set_default_dtype(torch.float64)
+        torch.Tensor.float = torch.Tensor.double
+        loop.precision_of = lambda settings, device: "64-true"
+        found |= {"steps": steps(), "training": training(path)}
+        results = from_all(found)
         if is_main():
             torch.save(results, file)
 
 
 def fork(size: int, work: Callable[[], None]) -> list[int]:
-    """The work in ``size`` processes, told their places as torchrun tells them. Forked: torch is loaded but once."""
+    """The work in ``size`` processes, told their places as torchrun does. Forked, so that torch is loaded once."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -166,6 +173,7 @@ def fork(size: int, work: Callable[[], None]) -> list[int]:
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
+    EpisodeData(sys.argv[1], get_task("tworoom"), 32, 5)  # imports what it needs, before the others are forked
     for size in (1, 2, 4):
         if any(fork(size, lambda size=size: measure(sys.argv[1], Path(sys.argv[2], f"{size}.pt")))):
             sys.exit(f"{size} processes failed")

@@ -1,12 +1,12 @@
 """Evaluate a run: many episodes, several conditions, results as JSON in the run folder."""
 
-import os
 import time
 from collections.abc import Callable, Generator
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import closing
 from dataclasses import asdict, dataclass
+from itertools import zip_longest
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any, Literal
@@ -17,6 +17,7 @@ import torch
 from atlas_wm.config import PlanConfig
 from atlas_wm.data.dataset import EpisodeData
 from atlas_wm.device import pick_device
+from atlas_wm.distributed import from_all, is_main, rank, world_size
 from atlas_wm.errors import UserError
 from atlas_wm.evaluate.processes import StageProcesses
 from atlas_wm.evaluate.protocol import Protocol, draw_starts, training_rows
@@ -24,6 +25,7 @@ from atlas_wm.evaluate.rollout import EpisodeRecord, planning_policy, random_pol
 from atlas_wm.evaluate.split import ood_labels, path_scores, state_bank
 from atlas_wm.evaluate.stage import Stage
 from atlas_wm.evaluate.statistics import summarise
+from atlas_wm.launch import own_cores, processes
 from atlas_wm.models.world_model import WorldModel
 from atlas_wm.plan.planner import Planner
 from atlas_wm.run_folder import read_run, write_json
@@ -133,6 +135,7 @@ def run_beside_stages(setup: Setup, jobs: list[Job], workers: int) -> Generator[
         yield from map(worker.run, jobs)
 
 
+@processes()
 def evaluate(
     run: str | Path,
     protocols: list[Protocol],
@@ -151,7 +154,7 @@ def evaluate(
 
     ``films`` episodes of the first seed are filmed. ``on_progress(done, total, success so far)``. ``stages``:
     ``workers`` processes that plan and act (local: on a CPU), or that act beside this one, which plans (remote:
-    on a GPU).
+    on a GPU). Several processes (torchrun, srun) share the work, and the main one writes.
     """
     run = Path(run)
     info, _ = read_run(run)
@@ -184,19 +187,22 @@ def evaluate(
                     part = tuple(rows[i : i + size])
                     jobs.append(Job(policy, protocol, seed, part, filmed if policy == "model" else ()))
 
-    results: list[JobResult] = []
-    total, successes, done = sum(len(j.rows) for j in jobs), [0, 0], 0
     remote = stages == "remote" or (stages == "auto" and where.type != "cpu")
     most = min(data.task.most_stages, max(len(j.rows) for j in jobs)) if remote else len(jobs)
-    workers = max(1, min(workers or os.cpu_count() or 1, most))
-    with closing((run_beside_stages if remote else run_in_workers)(setup, jobs, workers)) as coming:
+    workers = max(1, min(workers or own_cores(), most))
+
+    mine = jobs[rank() :: world_size()]  # whole ones: on a GPU the rounding of a plan depends on its company
+    found: list[JobResult] = []
+    total, successes, done = sum(len(j.rows) for j in mine), [0, 0], 0
+    with closing((run_beside_stages if remote else run_in_workers)(setup, mine, workers)) as coming:
         for result in coming:
-            results.append(result)
+            found.append(result)
             done += len(result.records)
             if result.job.policy == "model":
                 successes[0] += sum(r.success for r in result.records)
                 successes[1] += len(result.records)
             on_progress(done, total, successes[0] / max(1, successes[1]))
+    results = [r for in_turn in zip_longest(*from_all(found)) for r in in_turn if r is not None]
 
     reports = []
     for protocol in protocols:
@@ -211,20 +217,23 @@ def evaluate(
             "device": setup.device,
             "stages": "remote" if remote else "local",
             "workers": workers,
+            "processes": world_size(),
             "versions": versions(),
         }
         for policy in policies:
-            mine = [r for r in results if r.job.protocol == protocol and r.job.policy == policy]
-            records = {seed: [e for r in mine if r.job.seed == seed for e in r.records] for seed in protocol.seeds}
+            these = [r for r in results if r.job.protocol == protocol and r.job.policy == policy]
+            records = {seed: [e for r in these if r.job.seed == seed for e in r.records] for seed in protocol.seeds}
             report[policy] = summarise(records, novelty[protocol], protocol.leave_out_solved)
-            report[policy]["seconds"] = sum(r.seconds for r in mine)
+            report[policy]["seconds"] = sum(r.seconds for r in these)
+        reports.append(report)
+        if not is_main():
+            continue
         write_json(run / "evaluation" / f"{protocol.name}.json", report)
         filmed_frames: dict[str, Any] = {
             f"row{row}": film for r in results if r.job.protocol == protocol for row, film in r.films.items()
         }
         if filmed_frames:
             np.savez_compressed(run / "evaluation" / f"{protocol.name}.films.npz", **filmed_frames)
-        reports.append(report)
     return reports
 
 

@@ -79,8 +79,7 @@ class ViTEncoder(nn.Module):
 
     def forward(self, frames: Tensor, blocks: Sequence[int] = ()) -> Tokens:
         """frames: (N, 3, H, W) uint8; blocks: 1-based numbers of blocks whose CLS token is wanted too."""
-        if len(frames):  # of a batch with fewer clips than processes some get none
-            check_frames(frames)
+        check_frames(frames)
         if any(side % self.patch_size for side in frames.shape[-2:]):
             raise UserError(
                 f"frame sides {tuple(frames.shape[-2:])} must be multiples of the patch size {self.patch_size}"

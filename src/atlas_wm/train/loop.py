@@ -13,14 +13,15 @@ from lightning.fabric import Fabric
 from torch import Tensor, nn
 
 from atlas_wm.config import RunConfig, TrainConfig
-from atlas_wm.data.clips import Batch, ClipDataset
+from atlas_wm.data.clips import ClipDataset
 from atlas_wm.data.loader import EpochBatches, make_loader
 from atlas_wm.data.tokens import TokenFile, worth_keeping, write_tokens
 from atlas_wm.data.training_set import TrainingSet, open_training_set
-from atlas_wm.distributed import from_main, is_main, rank, same_weights, shard, wait_for_all
+from atlas_wm.device import pick_device
+from atlas_wm.distributed import alone, from_main, is_main, rank, same_weights, shard, wait_for_all, world_size
 from atlas_wm.errors import UserError
 from atlas_wm.launch import processes
-from atlas_wm.losses.objective import Losses, objective
+from atlas_wm.losses.objective import ClipLatents, Losses, objective
 from atlas_wm.models.pretrained import load_dinov2
 from atlas_wm.models.world_model import WorldModel
 from atlas_wm.run_folder import RunInfo, new_run_folder, write_info
@@ -45,6 +46,7 @@ class Progress(NamedTuple):
     seconds_left: float
 
 
+@processes()
 def train(
     config: RunConfig,
     task: Task,
@@ -65,9 +67,10 @@ def train(
     frozen encoder reads beforehand. In several processes (torchrun, srun) the main one writes.
     """
     out = Path(out)
-    with processes(device) as where, new_run_folder(out, overwrite) if is_main() else nullcontext(out) as mine:
+    with new_run_folder(out, overwrite) if is_main() else nullcontext(out) as mine:
         folder = from_main(mine)
         ready = open_training_set(data_path, task, config)
+        where = pick_device(device)
         info = RunInfo(
             task=task_id(task),
             method=method,
@@ -212,17 +215,18 @@ def mean_losses(window: list[Losses]) -> dict[str, float]:
     return {name: float(value) for name, value in means.items()}
 
 
-def _batches(fabric: Fabric, dataset: ClipDataset, config: RunConfig, count: int) -> list[Batch]:
-    """The first ``count`` batches of a fixed shuffle, fewer where the data ends."""
+def _some_batches(dataset: ClipDataset, config: RunConfig, count: int) -> list[list[int]]:
+    """The first ``count`` batches of a fixed shuffle, as clip numbers; fewer where the data ends."""
     order = np.random.default_rng([config.train.seed, 3]).permutation(len(dataset))
     parts = [order[i : i + config.train.batch].tolist() for i in range(0, len(order), config.train.batch)]
-    return [fabric.to_device(_own_part(dataset, part)) for part in parts[:count] if len(part) > 1]
+    return [part for part in parts[:count] if len(part) > 1]
 
 
-def _own_part(dataset: ClipDataset, which: list[int]) -> Batch:
-    """This process's part of a batch: nothing where there are fewer clips than processes."""
-    mine = shard(which)
-    return dataset.__getitems__(mine) if mine else Batch(*(t[:0] for t in dataset.__getitems__(which[:1])))
+def _latents(fabric: Fabric, model: nn.Module, dataset: ClipDataset, which: list[int]) -> ClipLatents:
+    """What the model makes of a batch. Where some processes would have no clip of it, each looks at all of them."""
+    with nullcontext() if len(which) >= world_size() else alone():
+        batch = fabric.to_device(dataset.__getitems__(shard(which)))
+        return whole_batch(model(batch.frames, batch.actions))
 
 
 @torch.no_grad()
@@ -231,8 +235,8 @@ def validate(fabric: Fabric, model: nn.Module, dataset: ClipDataset, config: Run
     model.eval()
     generator = stream(config.train.seed, 4, device=fabric.device)
     losses = [
-        objective(whole_batch(model(batch.frames, batch.actions)), config.objective, generator)
-        for batch in _batches(fabric, dataset, config, VALIDATION_BATCHES)
+        objective(_latents(fabric, model, dataset, which), config.objective, generator)
+        for which in _some_batches(dataset, config, VALIDATION_BATCHES)
     ]
     model.train()
     return mean_losses(losses) if losses else {}
@@ -248,8 +252,8 @@ def measure_batchnorm(fabric: Fabric, model: nn.Module, dataset: ClipDataset, co
         norm.reset_running_stats()
         norm.momentum = None  # a cumulative average
         norm.train()
-    for batch in _batches(fabric, dataset, config, config.train.batchnorm_batches):
-        model(batch.frames, batch.actions)
+    for which in _some_batches(dataset, config, config.train.batchnorm_batches):
+        _latents(fabric, model, dataset, which)
     for norm, momentum in zip(norms, momenta, strict=True):
         norm.momentum = momentum
     model.train()
