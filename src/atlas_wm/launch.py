@@ -2,6 +2,7 @@
 
 import os
 import re
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta
@@ -89,11 +90,14 @@ def _meet(here: Place) -> "Store":
 
     global _store
     if _store is None:
-        if "MASTER_ADDR" not in os.environ or "MASTER_PORT" not in os.environ:
+        if "MASTER_ADDR" not in os.environ:
             from lightning.fabric.plugins.environments import SLURMEnvironment
 
-            slurm = SLURMEnvironment()
-            os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"] = slurm.main_address, str(slurm.main_port)
+            nodes = os.environ.get("SLURM_STEP_NODELIST") or os.environ["SLURM_NODELIST"]
+            os.environ["MASTER_ADDR"] = SLURMEnvironment.resolve_root_node_address(nodes)
+        # Every process of a step comes to the same port, and those of another step to another one.
+        step = int(os.environ.get("SLURM_JOB_ID", "0")) + 1009 * int(os.environ.get("SLURM_STEP_ID", "0"))
+        os.environ.setdefault("MASTER_PORT", str(15_000 + step % 10_000))
         _store, _, _ = next(dist.rendezvous("env://", here.rank, here.size, timeout=TIMEOUT))
     return _store
 
@@ -117,6 +121,7 @@ def _to_say(error: BaseException, store: "Store", here: Place) -> BaseException:
 
     try:
         first = store.add(FAILED, 1) == 1
+        _linger(store, here)
         lost = isinstance(error, DistError) or (isinstance(error, RuntimeError) and "gloo" in str(error))
     except RuntimeError:  # the process that keeps the store is gone
         first = lost = True
@@ -127,6 +132,13 @@ def _to_say(error: BaseException, store: "Store", here: Place) -> BaseException:
     if isinstance(error, UserError) and here.rank:
         return UserError(f"{error} (process {here.rank} of {here.size})")
     return error
+
+
+def _linger(store: "Store", here: Place) -> None:
+    """The store may live in the main process: it stays until the others know."""
+    until = time.monotonic() + GRACE / 2
+    while here.rank == 0 and store.add(FAILED, 0) < here.size and time.monotonic() < until:
+        time.sleep(0.05)
 
 
 class _Watch(Thread):

@@ -5,15 +5,13 @@ numbers of processes. There is no dropout: its masks differ between them. Models
 in single precision Adam takes rounding for a direction wherever the gradient is nearly 0, and runs drift apart.
 """
 
-import os
-import socket
 import sys
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
+from forked import fork
 from lightning.fabric import Fabric
 from torch import Tensor, nn
 
@@ -152,23 +150,6 @@ def measure(path: str, file: Path) -> None:
         results = from_all(found)
         if is_main():
             torch.save(results, file)
-
-
-def fork(size: int, work: Callable[[], None]) -> list[int]:
-    """The work in ``size`` processes, told their places as torchrun does. Forked, so that torch is loaded once."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    shared = {"WORLD_SIZE": size, "LOCAL_WORLD_SIZE": size, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
-    children = []
-    for rank in range(size):
-        child = os.fork()
-        if not child:
-            os.environ |= {name: str(v) for name, v in {**shared, "RANK": rank, "LOCAL_RANK": rank}.items()}
-            work()
-            sys.exit()
-        children.append(child)
-    return [os.waitpid(child, 0)[1] for child in children]
 
 
 if __name__ == "__main__":

@@ -77,7 +77,8 @@ def shared_queries(
                 on_progress(len(answers), len(which))
             return answers
 
-        states = np.stack(share_out(list(range(len(rows))), simulate))
+        answers: list[np.ndarray] = share_out(list(range(len(rows))), simulate)
+        states = np.stack(answers)
     if is_main() and _stored_states(file, key) is None:
         with write_atomically(file) as temporary, temporary.open("wb") as out:
             np.savez_compressed(out, key=key, states=states)

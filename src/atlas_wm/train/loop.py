@@ -10,6 +10,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 from lightning.fabric import Fabric
+from lightning.fabric.plugins.environments import LightningEnvironment
 from torch import Tensor, nn
 
 from atlas_wm.config import RunConfig, TrainConfig
@@ -161,6 +162,7 @@ def fit(
         accelerator=device.type,
         devices=[device.index or 0] if device.type == "cuda" else 1,
         precision=precision_of(settings, device),
+        plugins=LightningEnvironment(),  # one process to Fabric, whatever it finds around it: see launch.py
     )
     batches = EpochBatches(len(training), settings.batch, steps_of(settings, len(training)), settings.seed)
     loader = make_loader(training, batches, settings.workers, pin=device.type == "cuda")
