@@ -74,6 +74,7 @@ def processes() -> Iterator[None]:
         yield
         wait_for_all()
     except BaseException as error:
+        watch.over.set()
         said = _to_say(error, store, here)
         if said is error:
             raise

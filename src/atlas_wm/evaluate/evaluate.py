@@ -6,7 +6,6 @@ from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import closing
 from dataclasses import asdict, dataclass
-from itertools import zip_longest
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any, Literal
@@ -191,18 +190,22 @@ def evaluate(
     most = min(data.task.most_stages, max(len(j.rows) for j in jobs)) if remote else len(jobs)
     workers = max(1, min(workers or own_cores(), most))
 
-    mine = jobs[rank() :: world_size()]  # whole ones: on a GPU the rounding of a plan depends on its company
-    found: list[JobResult] = []
-    total, successes, done = sum(len(j.rows) for j in mine), [0, 0], 0
-    with closing((run_beside_stages if remote else run_in_workers)(setup, mine, workers)) as coming:
-        for result in coming:
-            found.append(result)
+    # Dealt out by kind and size. Whole jobs: on a GPU the rounding of a plan depends on its company.
+    dealt = sorted(range(len(jobs)), key=lambda n: (jobs[n].policy, -len(jobs[n].rows)))
+    mine = sorted(dealt[rank() :: world_size()])
+    found: dict[int, JobResult] = {}
+    total, successes, done = sum(len(jobs[n].rows) for n in mine), [0, 0], 0
+    run_jobs = run_beside_stages if remote else run_in_workers
+    with closing(run_jobs(setup, [jobs[n] for n in mine], workers)) as coming:
+        for number, result in zip(mine, coming, strict=True):
+            found[number] = result
             done += len(result.records)
             if result.job.policy == "model":
                 successes[0] += sum(r.success for r in result.records)
                 successes[1] += len(result.records)
             on_progress(done, total, successes[0] / max(1, successes[1]))
-    results = [r for in_turn in zip_longest(*from_all(found)) for r in in_turn if r is not None]
+    by_number = {number: result for part in from_all(found) for number, result in part.items()}
+    results = [by_number[number] for number in range(len(jobs))]
 
     reports = []
     for protocol in protocols:
