@@ -6,6 +6,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta
+from multiprocessing import active_children
 from threading import Event, Thread
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -160,4 +161,6 @@ class _Watch(Thread):
             if failed and not self.over.wait(LOOK_EVERY):
                 _thread.interrupt_main()  # to leave with everything cleaned up
                 if not self.over.wait(GRACE):
+                    for child in active_children():
+                        child.kill()
                     os._exit(1)

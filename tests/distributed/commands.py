@@ -13,7 +13,9 @@ from typing import Any
 
 import torch
 from forked import fork
+from safetensors.torch import save_file
 
+from atlas_wm.config import EncoderConfig, ModelConfig, ObjectiveConfig, PredictorConfig, RunConfig, TrainConfig
 from atlas_wm.data.dataset import EpisodeData
 from atlas_wm.diagnose import simulate
 from atlas_wm.diagnose.diagnose import diagnose
@@ -22,7 +24,9 @@ from atlas_wm.errors import UserError
 from atlas_wm.evaluate import evaluate
 from atlas_wm.evaluate.protocol import Protocol
 from atlas_wm.launch import place
+from atlas_wm.models.encoders import ViTEncoder
 from atlas_wm.recipes import demo
+from atlas_wm.streams import stream
 from atlas_wm.tasks import get_task
 from atlas_wm.train.loop import train
 
@@ -58,8 +62,28 @@ def training(folder: Path, on_progress: Callable[[Any], None] = lambda progress:
     train(config, task, data, folder / "trained", on_progress=on_progress, **options)
 
 
+def training_from_tokens(folder: Path) -> None:
+    """A frozen encoder's, that the main process keeps in a file."""
+    encoder = EncoderConfig(kind="dinov2", image_size=32, patch_size=8, width=12, depth=1, heads=3)
+    weights = folder / f"{place().rank}.safetensors"
+    save_file({k: draw(v.shape) for k, v in ViTEncoder(encoder).vit.state_dict().items()}, weights)
+    predictor = PredictorConfig(kind="patch", depth=1, heads=2, head_dim=4, mlp=16, dropout=0.0)
+    settings = TrainConfig(steps=4, batch=9, lr=1e-3, log_every=1, validate_every=2, keep_tokens="always")
+    model = ModelConfig(replace(encoder, weights=str(weights)), predictor)
+    config = RunConfig(model, ObjectiveConfig(), settings)
+    task, options = get_task("tworoom"), {"method": "dino-wm", "recipe": "demo", "device": "cpu"}
+    encoded: list[int] = []
+    train(config, task, DATA, folder / "from-tokens", on_encoded=lambda done, _: encoded.append(done), **options)
+    assert bool(encoded) == (place().rank == 0)
+
+
+def draw(shape: torch.Size) -> torch.Tensor:
+    return torch.randn(shape, generator=stream(0)) / 4
+
+
 def commands(folder: Path) -> None:
     training(folder)
+    training_from_tokens(folder)
     protocols = [Protocol(25, 30, 7, (3, 4)), Protocol(10, None, 5, (3,))]
     reports = evaluate.evaluate(folder / "run", protocols, films=1, device="cpu")
     settings = QuerySettings(queries=3, candidates=4)

@@ -54,6 +54,15 @@ def test_one_run_folder_is_written_with_the_same_metrics(out):
     assert all(weights[1][name].equal(weights[2][name]) for name in weights[0])
 
 
+def test_kept_tokens_are_written_by_one_and_read_by_all(out):
+    alone, together = (out / name / "from-tokens" for name in ("alone", "together"))
+    assert {f.name for f in together.iterdir()} == {f.name for f in alone.iterdir()}  # no file of tokens is left
+    one, other = (np.genfromtxt(folder / "metrics.csv", delimiter=",", names=True) for folder in (alone, together))
+    for name in ("total", "grad_norm", "val_total"):
+        np.testing.assert_allclose(one[name], other[name], rtol=1e-4)
+    assert np.isfinite(one["val_total"]).sum() == 2
+
+
 def without_times(report):
     """All but how long it took and in how many processes."""
     if isinstance(report, dict):
