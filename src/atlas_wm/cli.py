@@ -352,6 +352,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     try:
         from atlas_wm.launch import place
 
+        if place().size > 1 and arguments[:1] not in (["train"], ["eval"], ["diagnose"]):
+            raise UserError("only train, eval and diagnose run in several processes: start one, without torchrun")
         if place().rank:  # of several processes one speaks; errors are said by the one that has them
             sys.stdout = open(os.devnull, "w")  # noqa: SIM115
         elif logging.lastResort is not None:

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from safetensors.torch import load_file
 
+from atlas_wm.cli import main
 from atlas_wm.errors import UserError
 from atlas_wm.launch import Place, place
 
@@ -123,6 +124,15 @@ def test_a_place_that_is_told_by_halves_is_refused(monkeypatch):
     monkeypatch.setenv("WORLD_SIZE", "2")
     with pytest.raises(UserError, match=r"RANK.* are not set: start with torchrun"):
         place()
+
+
+def test_other_commands_are_refused_in_several_processes(monkeypatch):
+    for name in ("RANK", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT"):
+        monkeypatch.setenv(name, "0")
+    for name in ("WORLD_SIZE", "LOCAL_WORLD_SIZE"):
+        monkeypatch.setenv(name, "2")
+    with pytest.raises(SystemExit, match="only train, eval and diagnose"):
+        main(["collect", "tworoom"])
 
 
 def test_the_script_of_a_slurm_job_is_one_process(monkeypatch):

@@ -4,12 +4,9 @@ import subprocess
 import sys
 from pathlib import Path
 
+import job
 import pytest
 import torch
-
-sys.path.insert(0, str(Path(__file__).parent))
-
-import job
 
 
 @pytest.fixture(scope="module")
