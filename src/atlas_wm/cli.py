@@ -310,10 +310,16 @@ def recipe_defaults(arguments: Sequence[str]) -> RunConfig:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     arguments = list(sys.argv[1:] if arguments is None else arguments)
-    logging.getLogger("atlas_wm").setLevel(logging.INFO)  # lines such as "fast path: …", to stderr
-    if logging.lastResort is not None:
-        logging.lastResort.setLevel(logging.INFO)
     try:
+        from atlas_wm.launch import place
+
+        if place().size > 1 and arguments[:1] not in (["train"], ["eval"], ["diagnose"]):
+            raise UserError("only train, eval and diagnose run in several processes: start one, without torchrun")
+        if place().rank:  # of several processes one speaks; errors are said by the one that has them
+            sys.stdout = open(os.devnull, "w")  # noqa: SIM115
+        elif logging.lastResort is not None:
+            logging.getLogger("atlas_wm").setLevel(logging.INFO)  # lines such as "fast path: …", to stderr
+            logging.lastResort.setLevel(logging.INFO)
         commands = dict(COMMANDS)
         if arguments and not arguments[0].startswith("-") and arguments[0] not in commands:
             raise unknown("command", arguments[0], commands)

@@ -1,17 +1,19 @@
 """Which device to compute on: one call picks, one flag overrides; and how much of its memory was needed."""
 
+import os
 import resource
 import sys
 
 import torch
 
 from atlas_wm.errors import UserError, unknown
+from atlas_wm.launch import place
 
 DEVICES = ("auto", "cpu", "cuda", "mps")
 
 
 def pick_device(name: str = "auto") -> torch.device:
-    """``auto``: CUDA where there is a card, else MPS, else the CPU."""
+    """``auto``: CUDA where there is a card, else MPS, else the CPU. Of several processes each gets a card."""
     if name.split(":")[0] not in DEVICES:
         raise unknown("device", name, DEVICES)
     if name == "auto":
@@ -22,7 +24,24 @@ def pick_device(name: str = "auto") -> torch.device:
         )
     if name == "mps" and not torch.backends.mps.is_available():
         raise UserError("--device mps was asked for, but this machine has none: use --device cpu")
-    return torch.device(name)
+    return torch.device(name) if place().size == 1 else _own_device(name)
+
+
+def _own_device(name: str) -> torch.device:
+    """For one of several processes."""
+    if name == "cpu":
+        return torch.device(name)
+    if name != "cuda":
+        raise UserError(
+            f"several processes cannot share the device {name}: use --device cuda or cpu, or one process"
+        )
+    cards, here = torch.cuda.device_count(), place()
+    alone = cards == 1 and "SLURM_LOCALID" in os.environ  # SLURM may show each process no card but its own
+    index = 0 if alone else here.local_rank
+    if index >= cards:
+        raise UserError(f"{here.local_size} processes on a machine with {cards} GPUs: start one for each GPU")
+    torch.cuda.set_device(index)
+    return torch.device("cuda", index)
 
 
 def peak_memory(device: torch.device) -> int:

@@ -13,6 +13,8 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 
+from atlas_wm.launch import place
+
 SECONDS_BETWEEN_LINES = 15.0
 
 
@@ -21,7 +23,7 @@ class Bar:
 
     def __init__(self, title: str, unit: str):
         self.title, self.unit = title, unit
-        self._console = Console(stderr=True)
+        self._console = Console(stderr=True, quiet=place().rank > 0)  # one of several processes speaks
         self._started = self._line = time.monotonic()
         self._bar: Progress | None = None
         if self._console.is_terminal:

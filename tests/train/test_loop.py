@@ -138,12 +138,6 @@ def test_the_rate_rises_then_falls_to_zero():
     assert all(a >= b for a, b in pairwise(values[10:]))
 
 
-def test_several_processes_are_refused_for_now(monkeypatch, task, dataset_path, tiny_config, tmp_path):
-    monkeypatch.setenv("WORLD_SIZE", "2")
-    with pytest.raises(UserError, match="one process"):
-        train(tiny_config, task, dataset_path, tmp_path / "x", method="atlas", recipe="demo")
-
-
 @pytest.mark.parametrize(
     ("damage", "message"),
     [

@@ -7,17 +7,26 @@ import numpy as np
 from torch.utils.data import DataLoader, Dataset, Sampler
 
 from atlas_wm.data.clips import Batch, ClipDataset
+from atlas_wm.distributed import alone, shard, world_size
 from atlas_wm.errors import UserError
 
 
 class EpochBatches(Sampler[list[int]]):
-    """``steps`` batches of clip numbers, less the ``first`` ones; the incomplete rest of an epoch is dropped."""
+    """``steps`` batches of clip numbers, less the ``first`` ones; the incomplete rest of an epoch is dropped.
+
+    In several processes ``batch`` is what all of them take together, and each gets its part: the order is the same.
+    """
 
     def __init__(self, clips: int, batch: int, steps: int, seed: int, first: int = 0):
         if clips < batch:
             raise UserError(
                 f"{clips} training clips do not fill one batch of {batch}: "
                 f"collect more episodes, or lower --train.batch"
+            )
+        if batch < world_size():
+            raise UserError(
+                f"a batch of {batch} has less than one clip for each of {world_size()} processes: "
+                f"raise --train.batch, which is that of all together, or start fewer processes"
             )
         self.clips, self.batch, self.steps, self.seed, self.first = clips, batch, steps, seed, first
 
@@ -33,11 +42,12 @@ class EpochBatches(Sampler[list[int]]):
             epoch, place = divmod(step, self.steps_per_epoch)
             if place == 0 or step == self.first:
                 order = np.random.default_rng([self.seed, 1, epoch]).permutation(self.clips)
-            yield order[place * self.batch : (place + 1) * self.batch].tolist()
+            yield shard(order[place * self.batch : (place + 1) * self.batch].tolist())
 
     def of_step(self, step: int) -> list[int]:
-        """The clips of one step, from 1."""
-        return next(iter(EpochBatches(self.clips, self.batch, step, self.seed, first=step - 1)))
+        """The clips of one step, from 1, of all processes."""
+        with alone():
+            return next(iter(EpochBatches(self.clips, self.batch, step, self.seed, first=step - 1)))
 
 
 def _as_is(batch: Any) -> Any:

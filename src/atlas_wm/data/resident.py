@@ -5,7 +5,6 @@ which it differs from the background: some kilobytes instead of 150.
 """
 
 import logging
-import os
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -16,6 +15,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from atlas_wm.data.dataset import EpisodeData
 from atlas_wm.errors import UserError
+from atlas_wm.launch import own_cores
 
 log = logging.getLogger(__name__)
 TILES = (16, 14, 8, 7, 4, 2, 1)  # sides of a tile: the first that divides the frame's
@@ -90,7 +90,7 @@ def keep_on_device(
         return None
     counts, places, tiles = np.zeros(rows, np.int64), [], []
     done = 0
-    for frames in _in_order(data, workers or os.cpu_count() or 1):
+    for frames in _in_order(data, workers or own_cores()):
         parts = tiled(frames.to(device, non_blocking=True), tile)
         differs = (parts != background).any(dim=-1)  # (n, K)
         counts[done : done + len(frames)] = differs.sum(dim=1).cpu().numpy()

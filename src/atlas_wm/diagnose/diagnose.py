@@ -21,7 +21,9 @@ from atlas_wm.diagnose.relational import relational
 from atlas_wm.diagnose.rollout import rollout
 from atlas_wm.diagnose.simulate import Simulator
 from atlas_wm.diagnose.subject import Subject
+from atlas_wm.distributed import from_main, is_main, world_size
 from atlas_wm.errors import UserError, unknown
+from atlas_wm.launch import processes
 from atlas_wm.run_folder import read_json, read_run, write_json
 from atlas_wm.versions import versions
 
@@ -48,9 +50,28 @@ class Diagnosis:
         )
 
     @cached_property
-    def futures(self) -> Futures:
+    def _futures(self) -> Futures | UserError:
+        """An error is kept too: of several processes all found it together."""
         name = f"{self.subject.run.name}: look at outcomes"
-        return foresee(self.subject, self.queries, lambda done, total: self.on_step(name, done, total))
+        try:
+            return foresee(self.subject, self.queries, lambda done, total: self.on_step(name, done, total))
+        except UserError as error:
+            return error
+
+    @property
+    def futures(self) -> Futures:
+        if isinstance(self._futures, UserError):
+            raise self._futures
+        return self._futures
+
+    def look_together(self, names: Sequence[str], fresh: bool) -> None:
+        """The long part, in several processes: each simulates and looks at some queries, where they are needed."""
+        shared = [name for name in names if DIAGNOSTICS[name][0] == ALL]
+        if from_main(is_main() and any(fresh or not is_current(self.file(name), self, name) for name in shared)):
+            _ = self._futures
+
+    def file(self, name: str) -> Path:
+        return self.subject.run / "diagnostics" / f"{name}.json"
 
     @cached_property
     def evaluated(self) -> Evaluated:
@@ -82,6 +103,7 @@ DIAGNOSTICS: dict[str, tuple[tuple[str, ...], Callable[[Diagnosis], dict[str, An
 }
 
 
+@processes()
 def diagnose(
     runs: Sequence[str | Path],
     what: Sequence[str] = tuple(DIAGNOSTICS),
@@ -95,7 +117,9 @@ def diagnose(
     say: Callable[[str], None] = lambda text: None,
 ) -> list[Path]:
     """Measure and write ``RUN/diagnostics/<what>.json`` for every run. A diagnostic that cannot be made (no
-    evaluation yet, say) is said and left out; the others go on. Returns the files that are there in the end."""
+    evaluation yet, say) is said and left out; the others go on. Returns the files that are there in the end.
+
+    Several processes (torchrun, srun) share the queries; the rest is the main one's, which writes."""
     for name in what:
         if name not in DIAGNOSTICS:
             raise unknown("diagnostic", name, DIAGNOSTICS)
@@ -110,9 +134,13 @@ def diagnose(
             if mine.queries is None:
                 mine = replace(mine, queries=16 if subject.data.task.name == "cube" else 100)
             work = Diagnosis(subject, mine, folders, on_step)
+            if world_size() > 1:
+                work.look_together(what, fresh)
+            if not is_main():
+                continue
             for number, name in enumerate(what):
                 on_step(f"{run.name}: {name}", number, len(what))
-                file = run / "diagnostics" / f"{name}.json"
+                file = work.file(name)
                 try:
                     if fresh or not is_current(file, work, name):
                         write_json(file, measured(work, name), indent=None)
@@ -120,7 +148,7 @@ def diagnose(
                 except UserError as error:
                     file.unlink(missing_ok=True)
                     say(f"{run.name}: no {name}: {error}")
-    return files
+    return from_main(files)
 
 
 def measured(work: Diagnosis, name: str) -> dict[str, Any]:

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from atlas_wm.diagnose.queries import Queries
 from atlas_wm.diagnose.subject import OnProgress, Subject
+from atlas_wm.distributed import share_out
 
 
 @dataclass(frozen=True)
@@ -22,15 +23,22 @@ class Futures:
 def foresee(subject: Subject, queries: Queries, on_progress: OnProgress) -> Futures:
     starts = subject.rows_frames(queries.rows)
     goals = subject.look(subject.rows_frames(queries.goal_rows))
-    predicted, true, anchors = [], [], []
     count, horizon = queries.states.shape[1:3]
-    for i, states in enumerate(queries.states):
-        predicted.append(subject.imagine(starts[i : i + 1], queries.actions[i]))
-        seen = subject.look(subject.states_frames(states.reshape(count * horizon, -1)))
-        true.append(seen.z.unflatten(0, (count, horizon)))
-        anchors.append(seen.patch.unflatten(0, (count, horizon))[:, -1])
-        on_progress(i + 1, len(queries.states))
-    return Futures(torch.stack(predicted), torch.stack(true), torch.stack(anchors), goals.z, goals.patch)
+
+    def look(which: list[int]) -> list[tuple[Tensor, Tensor, Tensor]]:
+        found = []
+        for i in which:
+            states = queries.states[i].reshape(count * horizon, -1)
+            seen = subject.look(subject.states_frames(states))
+            true = seen.z.unflatten(0, (count, horizon))
+            anchors = seen.patch.unflatten(0, (count, horizon))[:, -1]
+            found.append((subject.imagine(starts[i : i + 1], queries.actions[i]), true, anchors))
+            on_progress(len(found), len(which))
+        return found
+
+    looked = share_out(list(range(len(queries.states))), look)
+    predicted, true, anchors = (torch.stack(parts) for parts in zip(*looked, strict=True))
+    return Futures(predicted, true, anchors, goals.z, goals.patch)
 
 
 def prediction_errors(futures: Futures, length: float) -> np.ndarray:

@@ -15,6 +15,7 @@ import numpy as np
 from atlas_wm.data.dataset import EpisodeData
 from atlas_wm.diagnose.simulate import Simulator
 from atlas_wm.diagnose.subject import OnProgress
+from atlas_wm.distributed import from_main, is_main, share_out
 from atlas_wm.errors import UserError
 from atlas_wm.evaluate.protocol import Protocol, draw_starts
 from atlas_wm.normalize import Normalizer
@@ -65,14 +66,20 @@ def shared_queries(
     made_of = f"{task_id(data.task)} {data.content_hash()} {data.frameskip} {settings}"
     key = hashlib.sha256(made_of.encode()).hexdigest()[:16]
     actions = candidate_actions(data, rows, settings)
-    states = next((s for known in (file, *others) if (s := _stored_states(known, key)) is not None), None)
+    files = (file, *others) if is_main() else ()  # its word counts: others may see a file sooner or later
+    states = from_main(next((s for known in files if (s := _stored_states(known, key)) is not None), None))
     if states is None:
-        answers = []
-        for answer in simulator.futures(data.task, data.states[rows], actions):
-            answers.append(answer)
-            on_progress(len(answers), len(rows))
+
+        def simulate(which: list[int]) -> list[np.ndarray]:
+            answers = []
+            for answer in simulator.futures(data.task, data.states[rows[which]], actions[which]):
+                answers.append(answer)
+                on_progress(len(answers), len(which))
+            return answers
+
+        answers: list[np.ndarray] = share_out(list(range(len(rows))), simulate)
         states = np.stack(answers)
-    if _stored_states(file, key) is None:
+    if is_main() and _stored_states(file, key) is None:
         with write_atomically(file) as temporary, temporary.open("wb") as out:
             np.savez_compressed(out, key=key, states=states)
     return Queries(rows, rows + settings.offset, actions, states, key)

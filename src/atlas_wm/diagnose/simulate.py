@@ -1,6 +1,5 @@
 """The real environment, in worker processes: where actions lead, and how states look."""
 
-import os
 from collections.abc import Iterator
 from concurrent.futures import Future, ProcessPoolExecutor
 from functools import cached_property
@@ -12,6 +11,7 @@ import torch
 from torch import Tensor
 
 from atlas_wm.frames import frame_to_tensor, reduce_frames
+from atlas_wm.launch import own_cores
 from atlas_wm.tasks import Task, get_task, task_id
 
 STATES_A_JOB = 64
@@ -21,7 +21,7 @@ class Simulator:
     """``workers`` processes with one environment each, started when first needed."""
 
     def __init__(self, workers: int | None = None):
-        self.workers = workers or os.cpu_count() or 1
+        self.workers = workers or own_cores()
         self._wandered: dict[tuple[str, int, int, int, int], np.ndarray] = {}  # the same for every run of a task
 
     @cached_property

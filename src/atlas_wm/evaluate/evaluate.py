@@ -1,6 +1,5 @@
 """Evaluate a run: many episodes, several conditions, results as JSON in the run folder."""
 
-import os
 import time
 from collections.abc import Callable, Generator
 from concurrent.futures import ProcessPoolExecutor
@@ -18,6 +17,7 @@ from atlas_wm.card import write_card
 from atlas_wm.config import PlanConfig
 from atlas_wm.data.dataset import EpisodeData
 from atlas_wm.device import peak_memory, pick_device
+from atlas_wm.distributed import from_all, is_main, rank, world_size
 from atlas_wm.errors import UserError
 from atlas_wm.evaluate.processes import StageProcesses
 from atlas_wm.evaluate.protocol import Protocol, draw_starts, training_rows
@@ -25,6 +25,7 @@ from atlas_wm.evaluate.rollout import EpisodeRecord, planning_policy, random_pol
 from atlas_wm.evaluate.split import ood_labels, path_scores, state_bank
 from atlas_wm.evaluate.stage import Stage
 from atlas_wm.evaluate.statistics import summarise
+from atlas_wm.launch import own_cores, processes
 from atlas_wm.models.world_model import WorldModel
 from atlas_wm.plan.planner import Planner, dtype_of
 from atlas_wm.run_folder import read_run, write_json
@@ -139,6 +140,7 @@ def run_beside_stages(setup: Setup, jobs: list[Job], workers: int) -> Generator[
         yield from map(worker.run, jobs)
 
 
+@processes()
 def evaluate(
     run: str | Path,
     protocols: list[Protocol],
@@ -158,7 +160,7 @@ def evaluate(
 
     ``films`` episodes of the first seed are filmed. ``on_progress(done, total, success so far)``. ``stages``:
     ``workers`` processes that plan and act (local: on a CPU), or that act beside this one, which plans (remote:
-    on a GPU).
+    on a GPU). Several processes (torchrun, srun) share the work, and the main one writes.
     """
     run = Path(run)
     info, _ = read_run(run)
@@ -193,19 +195,26 @@ def evaluate(
                     part = tuple(rows[i : i + size])
                     jobs.append(Job(policy, protocol, seed, part, filmed if policy == "model" else ()))
 
-    results: list[JobResult] = []
-    total, successes, done = sum(len(j.rows) for j in jobs), [0, 0], 0
     remote = stages == "remote" or (stages == "auto" and where.type != "cpu")
     most = min(data.task.most_stages, max(len(j.rows) for j in jobs)) if remote else len(jobs)
-    workers = max(1, min(workers or os.cpu_count() or 1, most))
-    with closing((run_beside_stages if remote else run_in_workers)(setup, jobs, workers)) as coming:
-        for result in coming:
-            results.append(result)
+    workers = max(1, min(workers or own_cores(), most))
+
+    # Dealt out by kind and size. Whole jobs: on a GPU the rounding of a plan depends on its company.
+    dealt = sorted(range(len(jobs)), key=lambda n: (jobs[n].policy, -len(jobs[n].rows)))
+    mine = sorted(dealt[rank() :: world_size()])
+    found: dict[int, JobResult] = {}
+    total, successes, done = sum(len(jobs[n].rows) for n in mine), [0, 0], 0
+    run_jobs = run_beside_stages if remote else run_in_workers
+    with closing(run_jobs(setup, [jobs[n] for n in mine], workers)) as coming:
+        for number, result in zip(mine, coming, strict=True):
+            found[number] = result
             done += len(result.records)
             if result.job.policy == "model":
                 successes[0] += sum(r.success for r in result.records)
                 successes[1] += len(result.records)
             on_progress(done, total, successes[0] / max(1, successes[1]))
+    by_number = {number: result for part in from_all(found) for number, result in part.items()}
+    results = [by_number[number] for number in range(len(jobs))]
 
     reports = []
     for protocol in protocols:
@@ -220,19 +229,23 @@ def evaluate(
             "device": setup.device,
             "stages": "remote" if remote else "local",
             "workers": workers,
+            "processes": world_size(),
             "versions": versions(),
         }
         for policy in policies:
-            mine = [r for r in results if r.job.protocol == protocol and r.job.policy == policy]
-            records = {seed: [e for r in mine if r.job.seed == seed for e in r.records] for seed in protocol.seeds}
+            these = [r for r in results if r.job.protocol == protocol and r.job.policy == policy]
+            records = {seed: [e for r in these if r.job.seed == seed for e in r.records] for seed in protocol.seeds}
             report[policy] = summarise(records, novelty[protocol], protocol.leave_out_solved)
-            report[policy]["seconds"] = sum(r.seconds for r in mine)
+            report[policy]["seconds"] = sum(r.seconds for r in these)
         planning = sum(r.planning_seconds for r in results if r.job.protocol == protocol)
         report["model"] |= {
             "planning_seconds": planning,  # with several workers of all of them
             "seconds_per_plan": planning / max(1, report["model"]["plans"]),
             "peak_memory": max(r.peak_memory for r in results),
         }
+        reports.append(report)
+        if not is_main():
+            continue
         name = protocol.name + setup.plan.replanning
         write_json(run / "evaluation" / f"{name}.json", report)
         filmed_frames: dict[str, Any] = {
@@ -240,8 +253,8 @@ def evaluate(
         }
         if filmed_frames:
             np.savez_compressed(run / "evaluation" / f"{name}.films.npz", **filmed_frames)
-        reports.append(report)
-    write_card(run)
+    if is_main():
+        write_card(run)
     return reports
 
 

@@ -1,8 +1,38 @@
-"""The building blocks: one attention, one MLP, and the two Transformer blocks made of them."""
+"""The building blocks: one BatchNorm, one MLP, one attention, and the two Transformer blocks made of them."""
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
+
+from atlas_wm.distributed import summed, world_size
+
+
+class BatchNorm(nn.BatchNorm1d):
+    """nn.BatchNorm1d; in several processes its statistics are those of all their rows, however many each has.
+
+    (torch's SyncBatchNorm does that on GPUs only.)
+    """
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(n, C) → (n, C)"""
+        if world_size() == 1 or not self.training:
+            return super().forward(x)
+        wide = x.to(torch.promote_types(x.dtype, torch.float32))
+        *total, rows = summed(torch.cat([wide.sum(dim=0), wide.new_tensor([len(x)])])).split([self.num_features, 1])
+        mean = total[0] / rows
+        centred = wide - mean
+        variance = summed(centred.square().sum(dim=0)) / rows
+        self._remember(mean.detach(), (variance * rows / (rows - 1)).detach())
+        return (centred * (variance + self.eps).rsqrt() * self.weight + self.bias).to(x.dtype)
+
+    @torch.no_grad()
+    def _remember(self, mean: Tensor, variance: Tensor) -> None:
+        assert self.running_mean is not None and self.running_var is not None
+        assert self.num_batches_tracked is not None
+        self.num_batches_tracked += 1
+        share = 1 / self.num_batches_tracked if self.momentum is None else self.momentum
+        self.running_mean.lerp_(mean, share)
+        self.running_var.lerp_(variance, share)
 
 
 class MLP(nn.Module):
@@ -11,7 +41,7 @@ class MLP(nn.Module):
     def __init__(self, size: int, hidden: int, out: int, *, batchnorm: bool = False, dropout: float = 0.0):
         super().__init__()
         self.up = nn.Linear(size, hidden)
-        self.norm = nn.BatchNorm1d(hidden) if batchnorm else nn.Identity()
+        self.norm = BatchNorm(hidden) if batchnorm else nn.Identity()
         self.activation = nn.GELU()
         self.down = nn.Linear(hidden, out)
         self.dropout = nn.Dropout(dropout)

@@ -1,10 +1,10 @@
 """Training: from a dataset and a configuration to a run folder."""
 
 import logging
-import os
 import shutil
 import time
 from collections.abc import Callable
+from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
@@ -12,17 +12,20 @@ from typing import NamedTuple
 import numpy as np
 import torch
 from lightning.fabric import Fabric
+from lightning.fabric.plugins.environments import LightningEnvironment
 from torch import Tensor, nn
 
 from atlas_wm.card import write_card
 from atlas_wm.config import RunConfig, TrainConfig
-from atlas_wm.data.clips import Batch, ClipDataset
+from atlas_wm.data.clips import ClipDataset
 from atlas_wm.data.loader import EpochBatches, make_loader
 from atlas_wm.data.resident import ResidentFrames, keep_on_device
 from atlas_wm.data.tokens import TokenFile, token_bytes, worth_keeping, write_tokens
 from atlas_wm.data.training_set import TrainingSet, open_training_set
 from atlas_wm.device import pick_device
+from atlas_wm.distributed import alone, from_main, is_main, rank, same_weights, shard, wait_for_all, world_size
 from atlas_wm.errors import UserError
+from atlas_wm.launch import processes
 from atlas_wm.losses.objective import ClipLatents, Losses, objective
 from atlas_wm.models.pretrained import load_dinov2
 from atlas_wm.models.world_model import WorldModel
@@ -32,7 +35,7 @@ from atlas_wm.tasks import Task, task_id
 from atlas_wm.train.checkpoint import Keeper, bytes_needed, check_room, previous
 from atlas_wm.train.metrics import MetricsLog
 from atlas_wm.train.schedule import warmup_cosine
-from atlas_wm.train.step import make_step, precision_of
+from atlas_wm.train.step import make_step, precision_of, whole_batch
 from atlas_wm.train.watch import HEALTH, CollapseWatch, Recent, StopSignals, dead_loaders_named
 from atlas_wm.versions import versions
 
@@ -52,6 +55,7 @@ class Progress(NamedTuple):
     seconds_left: float
 
 
+@processes()
 def train(
     config: RunConfig,
     task: Task,
@@ -70,12 +74,12 @@ def train(
 
     Interrupted, the state stays in ``out.partial``, and the same call goes on from there to the same weights.
     ``plain``: every step as it is written, also on a GPU. ``on_encoded(done, total)`` follows the frames that are
-    read beforehand, by a frozen encoder or to be kept on a GPU.
+    read beforehand, by a frozen encoder or to be kept on a GPU. In several processes (torchrun, srun) the main one
+    writes.
     """
-    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
-        raise UserError("training runs in one process so far: start `atlas train` without torchrun")
     out = Path(out)
-    with training_folder(out, overwrite) as folder:
+    with training_folder(out, overwrite) if is_main() else nullcontext(out) as mine:
+        folder = from_main(mine)
         ready = open_training_set(data_path, task, config)
         where = pick_device(device)
         info = RunInfo(
@@ -88,10 +92,12 @@ def train(
             device=torch.cuda.get_device_name(where) if where.type == "cuda" else where.type,
             versions=versions(),
         )
-        saved = previous(folder, info, overwrite)
-        with writable(folder):
-            write_info(folder, info, ready.normalizer)
-            (folder / NOT_FINITE).unlink(missing_ok=True)
+        saved = previous(folder, info, overwrite) if is_main() else None
+        if is_main():
+            with writable(folder):
+                write_info(folder, info, ready.normalizer)
+                (folder / NOT_FINITE).unlink(missing_ok=True)
+        saved = from_main(saved)
         torch.manual_seed(config.train.seed)
         model = WorldModel(config.model, task.action_size, ready.normalizer)
         model.run = info
@@ -108,28 +114,36 @@ def train(
             for clips in (ready.training, ready.validation)
         )
         steps = steps_of(config.train, len(training))
-        if saved is None:
-            check_room(folder, bytes_needed(model, config.train, steps), "this run")
-        else:
+        if saved is not None:
             log.info("going on from step %d of %d in %s", saved.step, steps, folder)
+        elif is_main():
+            check_room(folder, bytes_needed(model, config.train, steps), "this run")
+        start = saved.step if saved else 0
         with (
             StopSignals() as stop,
-            MetricsLog(folder, metric_names(config), after=saved.step if saved else 0) as metrics,
+            MetricsLog(folder, metric_names(config), after=start) if is_main() else nullcontext() as metrics,
             dead_loaders_named(),
         ):
-            keeper = Keeper(folder, config.train, saved, stop, metrics.flush, tokens=tokens is not None)
+            write, flush = (metrics.write, metrics.flush) if metrics else (lambda step, row: None, lambda: None)
+            agree = from_main if world_size() > 1 else None
+            keeper = Keeper(
+                *(folder, config.train, saved, stop, flush, rank(), agree),
+                tokens=tokens is not None,
+            )
             fit(
-                *(model, training, validation, config, where, metrics.write, on_progress),
+                *(model, training, validation, config, where, write, on_progress),
                 plain=plain,
                 keeper=keeper,
             )
-        model.remember(ready.some_frames())
-        with writable(folder):
-            model.save_pretrained(folder)
-            write_card(folder)
-        if tokens is not None:
-            tokens.path.unlink()
-    shutil.rmtree(out / CHECKPOINTS, ignore_errors=True)  # only now: until it has its name it can be resumed
+        if is_main():
+            model.remember(ready.some_frames())
+            with writable(folder):
+                model.save_pretrained(folder)
+                write_card(folder)
+            if tokens is not None:
+                tokens.path.unlink()
+    if is_main():
+        shutil.rmtree(out / CHECKPOINTS, ignore_errors=True)  # only now: until it has its name it can be resumed
     return out
 
 
@@ -151,12 +165,10 @@ def keep_tokens(
     frames = steps_of(settings, len(ready.training)) * settings.batch * model.config.clip_frames
     if kept is None:
         kept = settings.keep_tokens == "always" or (
-            settings.keep_tokens == "auto" and worth_keeping(shape, frames, path.parent)
+            settings.keep_tokens == "auto" and from_main(is_main() and worth_keeping(shape, frames, path.parent))
         )
     if not kept:
         return None
-    if path.exists() and path.stat().st_size == token_bytes(shape):
-        return TokenFile(path, shape)
     model.to(device)
 
     @torch.inference_mode()
@@ -164,7 +176,15 @@ def keep_tokens(
         with torch.autocast(device.type, torch.bfloat16, enabled=precision_of(settings, device) == "bf16-mixed"):
             return model.encode(frames.to(device)).float()
 
-    return write_tokens(ready.data, encode, shape, path, on_encoded)
+    if is_main() and not (path.exists() and path.stat().st_size == token_bytes(shape)):
+        write_tokens(ready.data, encode, shape, path, on_encoded)
+    wait_for_all()
+    if not path.exists():
+        raise UserError(
+            f"{path} is not on this machine: put --out on a disk that all machines share, "
+            f"or use --train.keep-tokens never"
+        )
+    return TokenFile(path, shape)
 
 
 def keep_frames(
@@ -203,6 +223,7 @@ def fit(
         accelerator=device.type,
         devices=[device.index or 0] if device.type == "cuda" else 1,
         precision=precision_of(settings, device),
+        plugins=LightningEnvironment(),  # one process to Fabric, whatever it finds around it: see launch.py
     )
     done = keeper.step if keeper else 0
     batches = EpochBatches(len(training), settings.batch, steps_of(settings, len(training)), settings.seed, done)
@@ -210,9 +231,14 @@ def fit(
     workers = 0 if there else settings.workers
     loader = make_loader(training, batches, workers, pin=device.type == "cuda" and not there)
     wrapped = fabric.setup_module(model)
+    same_weights(model)
+    if rank():  # the main process goes on with its stream; in the others dropout takes one of their own
+        torch.manual_seed(stream(settings.seed, 5, rank()).initial_seed())
     update = make_step(fabric, model, wrapped, config, len(batches), plain)
     factor = warmup_cosine(len(batches), settings.warmup)
-    recent = Recent(list(config.objective.weights), training, batches, keeper.staging if keeper else None)
+    recent = Recent(
+        list(config.objective.weights), training, batches, keeper.staging if keeper and is_main() else None
+    )
     collapse = CollapseWatch()
     if keeper:
         recent.resume(keeper.restore(model, update.optimizer), fabric.device)
@@ -264,11 +290,18 @@ def mean_losses(some: list[Losses]) -> dict[str, float]:
     return {name: float(value) for name, value in means.items()}
 
 
-def _batches(fabric: Fabric, dataset: ClipDataset, config: RunConfig, count: int) -> list[Batch]:
-    """The first ``count`` batches of a fixed shuffle, fewer where the data ends."""
+def _some_batches(dataset: ClipDataset, config: RunConfig, count: int) -> list[list[int]]:
+    """The first ``count`` batches of a fixed shuffle, as clip numbers; fewer where the data ends."""
     order = np.random.default_rng([config.train.seed, 3]).permutation(len(dataset))
     parts = [order[i : i + config.train.batch].tolist() for i in range(0, len(order), config.train.batch)]
-    return [fabric.to_device(dataset.__getitems__(part)) for part in parts[:count] if len(part) > 1]
+    return [part for part in parts[:count] if len(part) > 1]
+
+
+def _latents(fabric: Fabric, model: nn.Module, dataset: ClipDataset, which: list[int]) -> ClipLatents:
+    """What the model makes of a batch. Where some processes would have no clip of it, each looks at all of them."""
+    with nullcontext() if len(which) >= world_size() else alone():
+        batch = fabric.to_device(dataset.__getitems__(shard(which)))
+        return whole_batch(model(batch.frames, batch.actions))
 
 
 @torch.no_grad()
@@ -279,8 +312,8 @@ def validate(
     model.eval()
     generator = stream(config.train.seed, 4, device=fabric.device)
     losses, latents = [], []
-    for batch in _batches(fabric, dataset, config, VALIDATION_BATCHES):
-        clips: ClipLatents = model(batch.frames, batch.actions)
+    for which in _some_batches(dataset, config, VALIDATION_BATCHES):
+        clips = _latents(fabric, model, dataset, which)
         losses.append(objective(clips, config.objective, generator))
         if config.model.encoder.kind == "vit":  # a frozen encoder cannot collapse
             latents.append(clips.z)
@@ -298,8 +331,8 @@ def measure_batchnorm(fabric: Fabric, model: nn.Module, dataset: ClipDataset, co
         norm.reset_running_stats()
         norm.momentum = None  # a cumulative average
         norm.train()
-    for batch in _batches(fabric, dataset, config, config.train.batchnorm_batches):
-        model(batch.frames, batch.actions)
+    for which in _some_batches(dataset, config, config.train.batchnorm_batches):
+        _latents(fabric, model, dataset, which)
     for norm, momentum in zip(norms, momenta, strict=True):
         norm.momentum = momentum
     model.train()

@@ -9,6 +9,7 @@ from torch.nn.utils import clip_grad_norm_
 
 from atlas_wm.config import EncoderConfig, RunConfig, TrainConfig
 from atlas_wm.data.clips import Batch
+from atlas_wm.distributed import gather_rows, sum_gradients, world_size
 from atlas_wm.losses.objective import ClipLatents, Losses, objective
 from atlas_wm.losses.projections import random_directions
 from atlas_wm.models.world_model import WorldModel
@@ -36,7 +37,9 @@ class Step(Protocol):
 def make_step(
     fabric: "Fabric", model: WorldModel, wrapped: nn.Module, config: RunConfig, steps: int, plain: bool = False
 ) -> Step:
-    if fabric.device.type == "cuda" and not plain:
+    if world_size() > 1:
+        log.info("%d processes share each batch: training step as it is written", world_size())
+    elif fabric.device.type == "cuda" and not plain:
         long = config.train.compile == "auto" and steps >= STEPS_WORTH_COMPILING
         return CapturedStep(model, config, fabric.device, compiled=long or config.train.compile == "always")
     return PlainStep(fabric, wrapped, config)
@@ -50,8 +53,10 @@ class PlainStep:
     def __call__(self, batch: Batch, directions: torch.Generator, rate: float) -> Update:
         for group in self.optimizer.param_groups:
             group["lr"] = rate
-        losses = objective(self.model(batch.frames, batch.actions), self.config.objective, directions)
+        clips = whole_batch(self.model(batch.frames, batch.actions))
+        losses = objective(clips, self.config.objective, directions)
         self.fabric.backward(losses.total)
+        sum_gradients(self.model.parameters())
         norm = self.fabric.clip_gradients(
             self.model, self.optimizer, max_norm=self.config.train.clip, error_if_nonfinite=False
         )
@@ -59,6 +64,11 @@ class PlainStep:
         self.optimizer.step()
         self.optimizer.zero_grad()
         return Update(detached(losses), norm)
+
+
+def whole_batch(clips: ClipLatents) -> ClipLatents:
+    """The latents of all processes' clips, of which each computes the same losses."""
+    return ClipLatents(*gather_rows(clips))  # type: ignore[arg-type]
 
 
 class CapturedStep:

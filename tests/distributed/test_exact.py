@@ -1,0 +1,83 @@
+"""Several processes compute what one does: losses, gradients, statistics, weights. 2 and 4, unevenly filled."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import job
+import pytest
+import torch
+
+
+@pytest.fixture(scope="module")
+def measured(dataset_path, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("measured")
+    command = [sys.executable, job.__file__, str(dataset_path), str(folder)]
+    ended = subprocess.run(command, cwd=Path(job.__file__).parent, timeout=300, capture_output=True, text=True)
+    assert ended.returncode == 0, ended.stderr
+    return {size: torch.load(folder / f"{size}.pt") for size in (1, 2, 4)}
+
+
+@pytest.fixture
+def alone(measured):
+    return measured[1][0]
+
+
+@pytest.fixture(params=[2, 4])
+def by_rank(request, measured):
+    assert len(measured[request.param]) == request.param
+    return measured[request.param]
+
+
+def same(found, expected, tolerance):
+    """The scale is that of the largest number of a tensor: a gradient is as exact as its large parts."""
+    if isinstance(expected, (dict, list)):
+        for key in expected if isinstance(expected, dict) else range(len(expected)):
+            same(found[key], expected[key], tolerance)
+        return
+    scale = max(1e-3, float(expected.abs().max()))
+    torch.testing.assert_close(found, expected, rtol=0, atol=tolerance * scale)
+
+
+def test_every_loss_term_and_its_gradient(by_rank, alone):
+    assert all(value[0] > 0 for value in alone["terms"].values())
+    for result in by_rank:
+        same(result["terms"], alone["terms"], 1e-5)
+
+
+def test_batchnorm_its_gradient_and_its_statistics(by_rank, alone):
+    for result in by_rank:
+        same(result["batchnorm"], alone["batchnorm"], 1e-5)
+
+
+def test_batchnorm_alone_is_torchs(alone):
+    norm = torch.nn.BatchNorm1d(5)
+    torch.nn.init.normal_(norm.weight, generator=job.stream(2))
+    x = 2 + 3 * job.draw(job.CLIPS, 5, key=3)
+    assert torch.equal(norm(x), alone["batchnorm"]["0.1 3"][0])
+    assert list(norm.state_dict()) == list(job.BatchNorm(5).state_dict())
+
+
+@pytest.mark.parametrize("method", job.METHODS)
+def test_the_whole_step_and_the_clipped_gradient(by_rank, alone, method):
+    expected = alone["steps"][method]
+    assert expected["norm"] > 0.01  # it was clipped
+    for result in by_rank:
+        same(result["steps"][method], expected, 1e-9)
+
+
+def test_twenty_steps_end_with_the_same_weights(by_rank, alone):
+    expected = alone["training"]
+    assert [bool("val_total" in row) for row in expected["rows"]] == [False, True, False, True]
+    for result in by_rank:
+        found = result["training"]
+        same(found["weights"], expected["weights"], 1e-5)
+        for row, other in zip(found["rows"], expected["rows"], strict=True):
+            assert row == pytest.approx(other, rel=1e-9)
+        same(found["weights"], by_rank[0]["training"]["weights"], 0)
+
+
+def test_fewer_clips_than_processes(by_rank, alone):
+    for result in by_rank:
+        assert result["training"]["few"] == pytest.approx(alone["training"]["few"], rel=1e-9)
+        same(result["training"]["statistics"], alone["training"]["statistics"], 1e-5)
