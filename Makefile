@@ -8,7 +8,7 @@ READY  := $(VENV)/.ready
 help:
 	@echo "make demo   train ATLAS and LeWM on TwoRoom, plan with both, diagnose and report in runs/demo/ (about 10 minutes on 2 cores)"
 	@echo "make test   lint, types and the whole test suite"
-	@echo "make bench  speed of loader, planning and training beside stable-worldmodel's"
+	@echo "make bench  speed of loader, planning, evaluation and training beside stable-worldmodel's"
 	@echo "make setup  only make .venv (the other targets do it when needed)"
 
 setup: $(READY)
@@ -26,6 +26,7 @@ demo: $(READY)
 bench: $(READY)
 	$(VENV)/bin/python benchmarks/loader.py
 	$(VENV)/bin/python benchmarks/planning.py
+	$(VENV)/bin/python benchmarks/evaluation.py
 	$(VENV)/bin/python benchmarks/training.py
 
 lint: $(READY)

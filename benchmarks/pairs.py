@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from atlas_wm.config import IMAGENET_MEAN, IMAGENET_STD, RunConfig
+from atlas_wm.config import IMAGENET_MEAN, IMAGENET_STD, ModelConfig, RunConfig
 from atlas_wm.convert.lewm import installed_names_are_old, old_name, to_lewm
 from atlas_wm.models.world_model import WorldModel
 from atlas_wm.recipes import paper
@@ -27,44 +27,55 @@ def their_config() -> RunConfig:
 
 def lewm_pair(device: torch.device) -> tuple[Any, WorldModel]:
     """Theirs and ours with the same random weights, in eval mode."""
+    ours = random_model(their_config().model)
+    return their_lewm(ours).to(device), ours.to(device)
+
+
+def random_model(config: ModelConfig) -> WorldModel:
+    torch.manual_seed(0)
+    ours = WorldModel(config, action_size=2)
+    for block in ours.predictor.blocks:  # the modulation starts at 0: actions would not matter
+        nn.init.normal_(block.modulation[-1].weight, std=0.05)
+    return ours.eval()
+
+
+def their_lewm(ours: WorldModel) -> Any:
+    """stable-worldmodel's own module with the weights of ours."""
     import_harness()
     from stable_worldmodel.wm.lewm import LeWM
     from stable_worldmodel.wm.lewm.module import MLP, Embedder, Predictor
     from transformers import ViTConfig, ViTModel
 
-    torch.manual_seed(0)
-    ours = WorldModel(their_config().model, action_size=2)
-    for block in ours.predictor.blocks:  # the modulation starts at 0: actions would not matter
-        nn.init.normal_(block.modulation[-1].weight, std=0.05)
+    config, e, p = ours.config, ours.config.encoder, ours.config.predictor
     vit = ViTConfig(
-        hidden_size=192,
-        num_hidden_layers=12,
-        num_attention_heads=3,
-        intermediate_size=768,
-        patch_size=14,
-        image_size=224,
+        hidden_size=e.width,
+        num_hidden_layers=e.depth,
+        num_attention_heads=e.heads,
+        intermediate_size=int(e.width * e.mlp_ratio),
+        patch_size=e.patch_size,
+        image_size=e.image_size,
     )
-    head = partial(MLP, 192, hidden_dim=2048, output_dim=192, norm_fn=nn.BatchNorm1d)
+    head = partial(MLP, hidden_dim=config.hidden, output_dim=config.latent, norm_fn=nn.BatchNorm1d)
     theirs = LeWM(
         ViTModel(vit, add_pooling_layer=False),
         Predictor(
-            num_frames=3,
-            depth=6,
-            heads=16,
-            dim_head=64,
-            input_dim=192,
-            hidden_dim=192,
-            output_dim=192,
-            mlp_dim=2048,
+            num_frames=config.history,
+            depth=p.depth,
+            heads=p.heads,
+            dim_head=p.head_dim,
+            input_dim=config.latent,
+            hidden_dim=p.width,
+            output_dim=config.latent,
+            mlp_dim=p.mlp,
         ),
-        Embedder(input_dim=10, smoothed_dim=10, emb_dim=192),
-        projector=head(),
-        pred_proj=head(),
+        Embedder(input_dim=10, smoothed_dim=config.action_smooth, emb_dim=p.width),
+        projector=head(e.width),
+        pred_proj=head(p.width),
     )
     weights = to_lewm(ours.state_dict())
     old = installed_names_are_old()
     theirs.load_state_dict({old_name(name) if old else name: tensor for name, tensor in weights.items()})
-    return theirs.eval().to(device), ours.eval().to(device)
+    return theirs.eval()
 
 
 def normalised(frames: Tensor) -> Tensor:

@@ -6,7 +6,7 @@ from atlas_wm.config import PlanConfig
 from atlas_wm.errors import UserError
 from atlas_wm.plan import planner as module
 from atlas_wm.plan.cem import Solution
-from atlas_wm.plan.planner import Planner
+from atlas_wm.plan.planner import Planner, dtype_of
 from atlas_wm.streams import stream
 
 QUICK = PlanConfig(candidates=20, iterations=3, elites=5, horizon=4, execute=3)
@@ -121,6 +121,24 @@ def test_a_chunk_bounds_the_candidates_rolled_out_at_once(demo_model, monkeypatc
     config = PlanConfig(candidates=20, iterations=1, elites=5, candidate_chunk=8)
     Planner(demo_model, config, plain=True).plan(picture(), picture(seed=1))
     assert sizes == [8, 8, 4]
+
+
+def test_products_in_bf16_find_plans_of_like_cost(demo_model):
+    config = PlanConfig(candidates=50, elites=8, iterations=5)
+    exact, rough = (Planner(demo_model, config, dtype=dtype_of(p)) for p in ("auto", "bf16"))
+    assert (exact.dtype, rough.dtype) == (torch.float32, torch.bfloat16)
+    plans = [planner.plan(picture(), picture(seed=1)) for planner in (exact, rough)]
+    assert plans[1].cost == pytest.approx(plans[0].cost, rel=0.1)
+    assert not np.array_equal(plans[0].actions, plans[1].actions)
+
+
+def test_new_weights_are_noticed(planner, demo_model):
+    before = planner.plan(picture(), picture(seed=1))
+    with torch.no_grad():
+        demo_model.predictor.head.down.bias += 1
+    after = planner.plan(picture(), picture(seed=1))
+    assert not same(before[:4], after[:4])
+    assert same(after[:4], Planner(demo_model, QUICK).plan(picture(), picture(seed=1))[:4])
 
 
 def test_planning_runs_in_eval_mode(demo_model, planner):

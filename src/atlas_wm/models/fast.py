@@ -22,13 +22,17 @@ from torch.nn.functional import gelu, layer_norm, linear, silu
 from atlas_wm.models.layers import AdaLNBlock, CausalAttention
 from atlas_wm.models.predictors import CausalPredictor
 
+WORTH_PACKING = 2**15  # weights; a packed product takes 12 µs longer to begin, and gains with its size
+
 
 class Product(NamedTuple):
     weight: Tensor
     bias: Tensor | None
 
     def __call__(self, x: Tensor) -> Tensor:
-        return linear(x, self.weight, self.bias)
+        return linear(
+            x.contiguous(), self.weight, self.bias
+        )  # of a slice it would be one product for each sequence
 
     def then_gelu(self, x: Tensor) -> Tensor:
         return gelu(self(x))
@@ -40,9 +44,11 @@ class PackedProduct(Product):
     __slots__ = ()
 
     @staticmethod
-    def supported() -> bool:
-        """What torch.compile uses on a CPU; not every build of torch has it."""
-        return torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_linear_pointwise")
+    def supported(dtype: torch.dtype = torch.float32) -> bool:
+        """What torch.compile uses on a CPU; not every build of torch has it, nor every CPU bf16."""
+        if not torch.backends.mkldnn.is_available() or not hasattr(torch.ops.mkldnn, "_linear_pointwise"):
+            return False
+        return dtype == torch.float32 or torch.ops.mkldnn._is_mkldnn_bf16_supported()
 
     @classmethod
     def pack(cls, weight: Tensor, bias: Tensor) -> "PackedProduct":
@@ -85,7 +91,8 @@ class FastTerminal:
     @torch.no_grad()
     def __init__(self, predictor: CausalPredictor, dtype: torch.dtype = torch.float32, pack: bool = False):
         def product(weight: Tensor, bias: Tensor) -> Product:
-            return (PackedProduct.pack if pack else Product)(weight.to(dtype), bias.to(dtype))
+            make = PackedProduct.pack if pack and weight.numel() >= WORTH_PACKING else Product
+            return make(weight.to(dtype), bias.to(dtype))
 
         self.dtype, self.history = dtype, predictor.history
         smooth, widen, narrow = (m for m in predictor.action_encoder.modules() if isinstance(m, nn.Linear))

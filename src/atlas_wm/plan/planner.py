@@ -156,7 +156,8 @@ class Planner:
                 torch.cuda.empty_cache()
 
         solution = cem(costs, start, config, streams)
-        latents = model.rollout(z, solution.mean[:, None])[:, 0]
+        exact = imagination if self.dtype == torch.float32 else model
+        latents = exact.rollout(z, solution.mean[:, None])[:, 0]
         return Found(z, z_goal, solution.mean, latents)
 
     def _search_captured(
@@ -183,7 +184,7 @@ class Planner:
             return self.model
         weights = Weights.of(self.model.predictor)
         if self._fast is None or weights != self._weights:
-            pack = self.device.type == "cpu" and PackedProduct.supported()
+            pack = self.device.type == "cpu" and PackedProduct.supported(self.dtype)
             self._fast, self._weights = FastTerminal(self.model.predictor, self.dtype, pack), weights
         return self._fast
 

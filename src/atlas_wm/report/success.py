@@ -109,7 +109,21 @@ def words(study: Study, task: str, condition: str) -> str:
     protocol = _protocols(study, task, condition)[0]
     unsolved = ", without those solved at the start" if protocol.get("leave_out_solved") else ""
     part = PARTS.get(protocol["part"], protocol["part"])
-    return f"offset {protocol['offset']}, budget {protocol['budget']}, {part}{unsolved}"
+    return (
+        f"offset {protocol['offset']}, budget {protocol['budget']}, {part}{unsolved}{_replanning(study, condition)}"
+    )
+
+
+def _replanning(study: Study, condition: str) -> str:
+    """What differs from the paper's way to replan."""
+    plan: Json = next(
+        (r.evaluations[condition].get("plan", {}) for r in study.runs if condition in r.evaluations), {}
+    )
+    rule = plan.get("rule", "terminal")
+    often = plan.get("execute") != plan.get("horizon")
+    return ("" if rule == "terminal" else f", rule {rule}") + (
+        f", replanned every {plan['execute']}" if often else ""
+    )
 
 
 def _protocols(study: Study, task: str, condition: str) -> list[Json]:
