@@ -114,6 +114,7 @@ def previous(staging: Path, info: RunInfo, overwrite: bool) -> Saved | None:
         if obstacle is None:
             saved = last_good(found)
             if saved is not None:
+                _sweep(staging)
                 return saved
             obstacle = "none of its checkpoints is whole"
         if not overwrite:
@@ -150,6 +151,16 @@ def last_good(found: list[Path]) -> Saved | None:
                 remove(later)
         return saved
     return None
+
+
+def _sweep(staging: Path) -> None:
+    """Remove what a process that was killed while it wrote has left."""
+    with writable(staging):
+        for path in staging.rglob("*.tmp"):
+            path.unlink()
+        for path in (staging / CHECKPOINTS).glob("*.safetensors"):
+            if not checksum_of(path).exists():
+                path.unlink()
 
 
 def remove(path: Path) -> None:
