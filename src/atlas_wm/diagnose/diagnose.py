@@ -22,8 +22,9 @@ from atlas_wm.diagnose.rollout import rollout
 from atlas_wm.diagnose.simulate import Simulator
 from atlas_wm.diagnose.subject import Subject
 from atlas_wm.errors import UserError, unknown
-from atlas_wm.run_folder import read_json, read_run, write_json
+from atlas_wm.run_folder import read_json, read_run, writable_folder, write_json, writing
 from atlas_wm.versions import versions
+from atlas_wm.workers import TIMEOUT
 
 FORMAT = 1
 OnStep = Callable[[str, int, int], None]  # what is being done, done, of how many
@@ -54,7 +55,12 @@ class Diagnosis:
 
     @cached_property
     def evaluated(self) -> Evaluated:
-        return evaluated(self.subject.run, self.settings.offset, self.subject.data_hash)
+        offset, states = self.settings.offset, self.subject.data.states
+        found = evaluated(self.subject.run, offset, self.subject.data_hash)
+        for e in found.episodes:
+            if e["row"] + offset >= len(states) or any(len(s) != states.shape[1] for s in e["last_states"]):
+                raise UserError(f"the evaluation of {self.subject.run} is not of this dataset: row {e['row']}")
+        return found
 
     @property
     def evaluation(self) -> str:
@@ -89,6 +95,7 @@ def diagnose(
     settings: QuerySettings | None = None,
     data_path: str | Path | None = None,
     workers: int | None = None,
+    timeout: float = TIMEOUT,
     device: str = "auto",
     fresh: bool = False,
     on_step: OnStep = lambda name, done, total: None,
@@ -101,9 +108,10 @@ def diagnose(
             raise unknown("diagnostic", name, DIAGNOSTICS)
     folders = [Path(run) for run in runs]
     for run in folders:
-        read_run(run)  # a name that is wrong is said before the work begins
+        read_run(run)  # a name that is wrong is said before the work begins, as is a folder that cannot be written
+        writable_folder(run, "diagnostics")
     files = []
-    with Simulator(workers) as simulator:
+    with Simulator(workers, timeout) as simulator:
         for run in folders:
             subject = Subject(run, simulator, data_path, pick_device(device))
             mine = settings or QuerySettings()
@@ -115,7 +123,9 @@ def diagnose(
                 file = run / "diagnostics" / f"{name}.json"
                 try:
                     if fresh or not is_current(file, work, name):
-                        write_json(file, measured(work, name), indent=None)
+                        result = measured(work, name)
+                        with writing(file.parent):
+                            write_json(file, result, indent=None)
                     files.append(file)
                 except UserError as error:
                     file.unlink(missing_ok=True)

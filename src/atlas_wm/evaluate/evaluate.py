@@ -2,17 +2,14 @@
 
 import os
 import time
+from collections import deque
 from collections.abc import Callable, Generator
-from concurrent.futures import ProcessPoolExecutor
-from concurrent.futures.process import BrokenProcessPool
 from contextlib import closing
-from dataclasses import asdict, dataclass
-from multiprocessing import get_context
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
-import torch
 
 from atlas_wm.config import PlanConfig
 from atlas_wm.data.dataset import EpisodeData
@@ -22,14 +19,16 @@ from atlas_wm.evaluate.processes import StageProcesses
 from atlas_wm.evaluate.protocol import Protocol, draw_starts, training_rows
 from atlas_wm.evaluate.rollout import EpisodeRecord, planning_policy, random_policy, run_episodes
 from atlas_wm.evaluate.split import ood_labels, path_scores, state_bank
-from atlas_wm.evaluate.stage import Stage
+from atlas_wm.evaluate.stage import Ending, Stage
 from atlas_wm.evaluate.statistics import summarise
 from atlas_wm.models.world_model import WorldModel
 from atlas_wm.plan.planner import Planner
-from atlas_wm.run_folder import read_run, write_json
-from atlas_wm.tasks import get_task
+from atlas_wm.run_folder import read_run, writable_folder, write_atomically, write_json, writing
+from atlas_wm.tasks import get_task, get_task_of, task_id
 from atlas_wm.versions import versions
+from atlas_wm.workers import TIMEOUT, Died, Helpers, check_timeout
 
+ENOUGH_ERRORS = 20  # episodes: if all of the first ones failed with an error, the others would too
 NEIGHBOURS = 50  # of the k-NN novelty (Appendix idood)
 # On the CPU episodes are planned one by one and processes share the work; a GPU plans many at once.
 EPISODES_PER_JOB = {"cpu": 5, "mps": 20, "cuda": 100}
@@ -40,10 +39,12 @@ class Setup:
     """Everything a worker process needs; small enough to send."""
 
     run: str
+    task: str  # as get_task takes it
     data: str
     plan: PlanConfig
     device: str
     plain: bool = False
+    timeout: float = 0.0  # seconds an environment may take; 0: any time
 
 
 @dataclass(frozen=True)
@@ -68,14 +69,14 @@ class Worker:
 
     def __init__(self, setup: Setup, stage_processes: int = 0):
         info, _ = read_run(setup.run)
-        task, size = get_task(info.task), info.config.model.encoder.image_size
+        task, size = get_task(setup.task), info.config.model.encoder.image_size
         # Two groups, so that one acts while the other is planned for. They are the same for any number of processes
         # from 2: on a GPU the rounding of a plan depends on its company.
         groups = [(stage_processes + 1) // 2, stage_processes // 2]
         self.stages: list[Stage | StageProcesses] = (
-            [StageProcesses(info.task, size, count) for count in groups if count]
+            [StageProcesses(setup.task, size, count, setup.timeout) for count in groups if count]
             if stage_processes
-            else [Stage(task, size)]
+            else [Stage(task, size, setup.timeout)]
         )
         self.data = EpisodeData(setup.data, task, size, info.config.model.frameskip)
         self.planner = Planner(WorldModel.load(setup.run, setup.device), setup.plan, plain=setup.plain)
@@ -103,31 +104,30 @@ class Worker:
             stage.close()
 
 
-_worker: Worker
+def run_in_workers(
+    setup: Setup, data: EpisodeData, jobs: list[Job], workers: int
+) -> Generator[JobResult, None, None]:
+    """Each worker process plans and steps whole episodes on one thread, so results do not depend on their number.
+
+    Results as they come. The episodes of a process that died are run again, each alone, and one that dies alone
+    is recorded as an error.
+    """
+    requests = deque[tuple[Any, ...]](("run", job) for job in jobs)
+    with closing(Helpers(workers, Worker, setup)) as helpers, closing(helpers.each(requests)) as answers:
+        for (_, job), answer in answers:
+            if not isinstance(answer, Died):
+                yield answer
+            elif len(job.rows) > 1:
+                requests.extend(("run", replace(job, rows=(row,))) for row in job.rows)
+            else:
+                ending = Ending.of_error(str(answer), lost=True)
+                record = EpisodeRecord.of(data, job.rows[0], job.protocol.offset, ending, plans=0)
+                yield JobResult(job, [record], {}, 0.0)
 
 
-def _start_worker(setup: Setup) -> None:
-    global _worker
-    torch.set_num_threads(1)  # as many workers as cores; also what makes results independent of their number
-    _worker = Worker(setup)
-
-
-def _run_job(job: Job) -> JobResult:
-    return _worker.run(job)
-
-
-def run_in_workers(setup: Setup, jobs: list[Job], workers: int) -> Generator[JobResult, None, None]:
-    """Each worker process plans and steps whole episodes on one thread. Results as they come."""
-    with ProcessPoolExecutor(
-        workers, mp_context=get_context("spawn"), initializer=_start_worker, initargs=(setup,)
-    ) as pool:
-        try:
-            yield from pool.map(_run_job, jobs)
-        except BrokenProcessPool as error:
-            raise UserError("a worker process died: if no error is shown above, try fewer --workers") from error
-
-
-def run_beside_stages(setup: Setup, jobs: list[Job], workers: int) -> Generator[JobResult, None, None]:
+def run_beside_stages(
+    setup: Setup, data: EpisodeData, jobs: list[Job], workers: int
+) -> Generator[JobResult, None, None]:
     """This process plans, worker processes hold the environments."""
     with closing(Worker(setup, workers)) as worker:
         yield from map(worker.run, jobs)
@@ -142,6 +142,7 @@ def evaluate(
     random_floor: bool = True,
     films: int = 4,
     workers: int | None = None,
+    timeout: float = TIMEOUT,
     device: str = "auto",
     plain: bool = False,
     stages: Literal["auto", "local", "remote"] = "auto",
@@ -151,15 +152,24 @@ def evaluate(
 
     ``films`` episodes of the first seed are filmed. ``on_progress(done, total, success so far)``. ``stages``:
     ``workers`` processes that plan and act (local: on a CPU), or that act beside this one, which plans (remote:
-    on a GPU).
+    on a GPU). ``timeout``: seconds an environment may take to begin an episode, or for the steps of one plan; an
+    episode that takes longer, raises, or ends its process is recorded as an error and counts as not successful.
     """
     run = Path(run)
     info, _ = read_run(run)
+    place = writable_folder(run, "evaluation")
     where = pick_device(device)
-    setup = Setup(str(run), str(data_path or info.data.path), plan or info.config.plan, str(where), plain)
-    data = EpisodeData(
-        setup.data, get_task(info.task), info.config.model.encoder.image_size, info.config.model.frameskip
+    task = get_task_of(info)
+    setup = Setup(
+        str(run),
+        task_id(task),
+        str(data_path or info.data.path),
+        plan or info.config.plan,
+        str(where),
+        plain,
+        check_timeout(timeout),
     )
+    data = EpisodeData(setup.data, task, info.config.model.encoder.image_size, info.config.model.frameskip)
     if data.task.action_size != info.action_size:
         raise UserError(
             f"{run} was trained with {info.action_size} action coordinates, {data.task.name} has "
@@ -185,14 +195,18 @@ def evaluate(
                     jobs.append(Job(policy, protocol, seed, part, filmed if policy == "model" else ()))
 
     results: list[JobResult] = []
-    total, successes, done = sum(len(j.rows) for j in jobs), [0, 0], 0
+    total, successes, done, errors = sum(len(j.rows) for j in jobs), [0, 0], 0, 0
     remote = stages == "remote" or (stages == "auto" and where.type != "cpu")
     most = min(data.task.most_stages, max(len(j.rows) for j in jobs)) if remote else len(jobs)
     workers = max(1, min(workers or os.cpu_count() or 1, most))
-    with closing((run_beside_stages if remote else run_in_workers)(setup, jobs, workers)) as coming:
+    with closing((run_beside_stages if remote else run_in_workers)(setup, data, jobs, workers)) as coming:
         for result in coming:
             results.append(result)
             done += len(result.records)
+            errors += sum(r.error is not None for r in result.records)
+            if errors == done >= min(total, ENOUGH_ERRORS):
+                first = result.records[0].error
+                raise UserError(f"the first {done} episodes all failed with an error, nothing is written: {first}")
             if result.job.policy == "model":
                 successes[0] += sum(r.success for r in result.records)
                 successes[1] += len(result.records)
@@ -215,15 +229,23 @@ def evaluate(
         }
         for policy in policies:
             mine = [r for r in results if r.job.protocol == protocol and r.job.policy == policy]
-            records = {seed: [e for r in mine if r.job.seed == seed for e in r.records] for seed in protocol.seeds}
+            records = {
+                seed: sorted((e for r in mine if r.job.seed == seed for e in r.records), key=lambda e: e.row)
+                for seed in protocol.seeds
+            }
             report[policy] = summarise(records, novelty[protocol], protocol.leave_out_solved)
             report[policy]["seconds"] = sum(r.seconds for r in mine)
-        write_json(run / "evaluation" / f"{protocol.name}.json", report)
         filmed_frames: dict[str, Any] = {
             f"row{row}": film for r in results if r.job.protocol == protocol for row, film in r.films.items()
         }
-        if filmed_frames:
-            np.savez_compressed(run / "evaluation" / f"{protocol.name}.films.npz", **filmed_frames)
+        with writing(place):
+            if filmed_frames:
+                with (
+                    write_atomically(place / f"{protocol.name}.films.npz") as temporary,
+                    temporary.open("wb") as out,
+                ):
+                    np.savez_compressed(out, **filmed_frames)
+            write_json(place / f"{protocol.name}.json", report)
         reports.append(report)
     return reports
 
