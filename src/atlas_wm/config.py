@@ -20,7 +20,7 @@ IMAGENET_STD: RGB = (0.229, 0.224, 0.225)
 
 
 # No model comes near these. They keep a file that asks for a billion of anything from being obeyed.
-MOST_WIDTH, MOST_HIDDEN, MOST_DEPTH, MOST_HEADS, MOST_STEPS, MOST_SEED = 2**16, 2**20, 256, 1024, 1024, 2**63 - 1
+MOST_WIDTH, MOST_HIDDEN, MOST_DEPTH, MOST_HEADS, MOST_STEPS, MOST_SEED = 2**16, 2**20, 128, 1024, 1024, 2**63 - 1
 
 
 def _require(condition: bool, message: str) -> None:

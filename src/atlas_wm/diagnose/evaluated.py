@@ -39,9 +39,8 @@ def find_evaluated(run: Path, offset: int, data: str) -> Evaluated | None:
     try:
         return _find(run, offset, data)
     except (LookupError, TypeError, ValueError, AttributeError) as error:
-        raise UserError(
-            f"an evaluation of {run} is damaged ({type(error).__name__}: {reason(error)}): run `atlas eval {run}` again"
-        ) from error
+        why = f"{type(error).__name__}: {reason(error)}"
+        raise UserError(f"an evaluation of {run} is damaged ({why}): run `atlas eval {run}` again") from error
 
 
 def _find(run: Path, offset: int, data: str) -> Evaluated | None:
