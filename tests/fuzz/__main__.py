@@ -56,11 +56,8 @@ def guided(folder: Path, seconds: int) -> None:
     """Coverage-guided, bytes into the readers of JSON."""
     import atheris
 
-    with atheris.instrument_imports(include=["atlas_wm.config", "atlas_wm.normalize", "atlas_wm.run_folder"]):
-        import atlas_wm.config
-        import atlas_wm.normalize
-        import atlas_wm.run_folder
     from atlas_wm.errors import UserError
+    from atlas_wm.run_folder import read_run
 
     corpus = folder / "corpus"
     corpus.mkdir()
@@ -73,7 +70,7 @@ def guided(folder: Path, seconds: int) -> None:
         which = data[0] % 2 if data else 0
         files[which].write_bytes(data[1:])
         try:
-            atlas_wm.run_folder.read_run(folder / "run")
+            read_run(folder / "run")
         except UserError:
             pass
         finally:
@@ -93,8 +90,13 @@ def main() -> None:
     given = parser.parse_args()
     with TemporaryDirectory() as place:
         folder = Path(place)
-        if given.atheris:
-            sys.path.insert(0, str(HERE))
+        if given.atheris:  # before anything else imports them
+            import atheris
+
+            with atheris.instrument_imports(
+                include=["atlas_wm.config", "atlas_wm.normalize", "atlas_wm.run_folder"]
+            ):
+                import atlas_wm.run_folder  # noqa: F401
         from targets import SLOW, TARGETS, make_valid
 
         make_valid(folder)
