@@ -147,7 +147,7 @@ def files_at_most(size: int):
         resource.setrlimit(resource.RLIMIT_FSIZE, usual)
 
 
-@pytest.mark.parametrize("command", ["eval", "diagnose"])
+@pytest.mark.parametrize("command", ["eval --offset 10 --episodes 2 --seeds 1", "diagnose"])
 def test_a_full_disk_is_noticed_before_the_work(run_folder, tmp_path, command):
     run = shutil.copytree(run_folder, tmp_path / "run")
     started = time.monotonic()
@@ -155,7 +155,7 @@ def test_a_full_disk_is_noticed_before_the_work(run_folder, tmp_path, command):
         files_at_most(1000),
         pytest.raises(SystemExit, match=r"atlas: .*/run/\w+ cannot be written: File too large"),
     ):
-        main([command, str(run)])
+        main([*command.split(), str(run)])
     assert time.monotonic() - started < 20
 
 

@@ -109,6 +109,7 @@ def diagnose(
     folders = [Path(run) for run in runs]
     for run in folders:
         read_run(run)  # a name that is wrong is said before the work begins, as is a folder that cannot be written
+    for run in folders:
         writable_folder(run, "diagnostics")
     files = []
     with Simulator(workers, timeout) as simulator:

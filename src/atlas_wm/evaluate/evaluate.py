@@ -157,7 +157,6 @@ def evaluate(
     """
     run = Path(run)
     info, _ = read_run(run)
-    place = writable_folder(run, "evaluation")
     where = pick_device(device)
     task = get_task_of(info)
     setup = Setup(
@@ -194,6 +193,7 @@ def evaluate(
                     part = tuple(rows[i : i + size])
                     jobs.append(Job(policy, protocol, seed, part, filmed if policy == "model" else ()))
 
+    place = writable_folder(run, "evaluation")  # said before the work begins
     results: list[JobResult] = []
     total, successes, done, errors = sum(len(j.rows) for j in jobs), [0, 0], 0, 0
     remote = stages == "remote" or (stages == "auto" and where.type != "cpu")
