@@ -11,8 +11,17 @@ from typing import Annotated, Any, Literal
 import tyro
 from tyro.conf import Positional, arg
 
-from atlas_wm.cli_models import RunFolder, bank, export_checkpoint, import_checkpoint, methods
+from atlas_wm.cli_models import (
+    OwnTasks,
+    RunFolder,
+    bank,
+    export_checkpoint,
+    import_checkpoint,
+    import_tasks,
+    methods,
+)
 from atlas_wm.cli_plan import THE_RUNS_OWN, PlanFlags, plan
+from atlas_wm.cli_results import diagnose, report
 from atlas_wm.config import RunConfig
 from atlas_wm.errors import Interrupted, UserError, unknown
 from atlas_wm.recipes import RECIPES, get_recipe
@@ -37,7 +46,6 @@ Step by step:
 `atlas COMMAND --help` explains each one."""
 
 TaskName = Positional[Annotated[str, arg(metavar="TASK")]]
-Diagnostic = Literal["all", "probe", "marginal", "rollout", "relational", "regret", "geometry", "cases"]
 
 
 def collect(
@@ -48,6 +56,7 @@ def collect(
     seed: int = 0,
     pixels: bool = True,
     workers: int | None = None,
+    timeout: float = 300,
     overwrite: bool = False,
 ) -> None:
     """Record demonstrations of a task with all cores, and a card that says how.
@@ -59,6 +68,8 @@ def collect(
         seed: Episode n is a function of (seed, n): the set is the same for any number of workers.
         pixels: Store rendered frames. Without them TwoRoom is drawn from its states while it trains.
         workers: Processes [default: one for each core].
+        timeout: Seconds an episode may take; 0: any time. One that takes longer, or whose environment fails, is
+            left out and named on the card.
         overwrite: Replace an existing dataset.
     """
     from atlas_wm.tasks import get_task
@@ -68,7 +79,14 @@ def collect(
 
     out = out or Path(f"data/{known_task.name}.lance")
     card = collect_with_progress(
-        known_task, out, episodes, seed=seed, pixels=pixels, workers=workers, overwrite=overwrite
+        known_task,
+        out,
+        episodes,
+        seed=seed,
+        pixels=pixels,
+        workers=workers,
+        timeout=timeout,
+        overwrite=overwrite,
     )
     print(f"{out}: {card['episodes']} episodes, {card['rows']} rows, hash {card['hash']}")
 
@@ -130,7 +148,9 @@ def evaluate(
     random_floor: bool = True,
     films: int = 4,
     workers: int | None = None,
+    timeout: float = 300,
     device: str = "auto",
+    task: OwnTasks = (),
     search: Annotated[PlanFlags, arg(name="")] = THE_RUNS_OWN,
 ) -> None:
     """Plan many episodes in the real environment and report success beside the random floor.
@@ -151,9 +171,13 @@ def evaluate(
         films: Episodes to film, from the one with the longest way to go to the median one.
         workers: Processes that plan and act on a CPU, or hold the environments beside a GPU [default: one for each
             core].
+        timeout: Seconds an environment may take to start an episode, or for the steps of one plan; 0: any time. An
+            episode that takes longer, or whose environment fails, is recorded with its error and counts as failed.
         device: auto, cpu, cuda, cuda:N or mps.
+        task: Your own task, as module:Class, if the run is of one (docs/own-data.md).
         search: How to search.
     """
+    import_tasks(task)
     from atlas_wm.run_folder import read_run
 
     info, _ = read_run(run)
@@ -171,6 +195,7 @@ def evaluate(
         random_floor=random_floor,
         films=films,
         workers=workers,
+        timeout=timeout,
         device=device,
         plain=search.plain,
         precision=search.precision,
@@ -182,70 +207,6 @@ def evaluate(
         f"at most {planned['peak_memory'] / 2**30:.2f} GiB"
     )
     print(f"written to {run / 'evaluation' / protocol.name}{config.replanning}.json")
-
-
-def diagnose(
-    runs: Positional[Annotated[tuple[Path, ...], arg(metavar="RUN [RUN ...]")]],
-    /,
-    what: tuple[Diagnostic, ...] = ("all",),
-    queries: int | None = None,
-    candidates: int = 128,
-    offset: int = 50,
-    seed: int = 0,
-    data: Path | None = None,
-    workers: int | None = None,
-    device: str = "auto",
-    fresh: bool = False,
-) -> None:
-    """Measure when a frozen model can be trusted: the paper's diagnostics, one JSON each in RUN/diagnostics.
-
-    Runs that are compared meet the same queries, candidates and random frames. Files that are there already are
-    kept. docs/diagnostics.md explains each; `atlas report` draws them.
-
-    Args:
-        runs: Run folders; probe and cases need an evaluation (`atlas eval`).
-        what: all, or some of: probe (does novelty foretell failure?), marginal (is the latent Gaussian?), rollout
-            (error of imagined latents), relational (distortion of distances), regret (the planning bound),
-            geometry (a map of the latent), cases (films of the same episodes).
-        queries: Start states for rollout, relational and regret [default: 100, for cube 16].
-        candidates: Action sequences for each of them.
-        offset: Rows between start and goal.
-        seed: Of queries and random frames.
-        data: Dataset [default: the one each run was trained on].
-        workers: Processes that simulate [default: one for each core].
-        device: auto, cpu, cuda, cuda:N or mps.
-        fresh: Measure again what is there already.
-    """
-    from atlas_wm.commands import diagnose_with_progress
-
-    diagnose_with_progress(
-        runs,
-        what,
-        queries=queries,
-        candidates=candidates,
-        offset=offset,
-        seed=seed,
-        data_path=data,
-        workers=workers,
-        device=device,
-        fresh=fresh,
-    )
-
-
-def report(
-    runs: Positional[Annotated[tuple[Path, ...], arg(metavar="RUN [RUN ...]")]],
-    /,
-    out: Path | None = None,
-) -> None:
-    """Make one HTML page of what runs left on disk, with every table and figure as PNG, SVG, CSV and LaTeX.
-
-    Args:
-        runs: Run folders; their evaluations and diagnostics are drawn, what is missing is named.
-        out: Folder to write [default: RUN/report, or report/ beside the runs where there are several].
-    """
-    from atlas_wm.report.page import write_report
-
-    print(f"open {write_report(runs, out)} in a browser")
 
 
 def doctor() -> None:

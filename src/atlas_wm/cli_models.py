@@ -1,5 +1,6 @@
 """The commands about models as such: where they come from, where they go, which there are. Arguments only."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -7,10 +8,21 @@ from tyro.conf import Positional, arg
 
 from atlas_wm.recipes import get_recipe
 
+# A run's file does not decide which code runs: a task that is not of this package is named again.
+OwnTasks = Annotated[tuple[str, ...], arg(metavar="TASK [TASK ...]")]
 RunFolder = Positional[Annotated[Path, arg(metavar="RUN")]]
 
 
-def bank(run: RunFolder, /, data: Path | None = None, device: str = "auto") -> None:
+def import_tasks(names: Sequence[str]) -> None:
+    """Import the tasks that were named on the command line: what a run's file names is followed only then."""
+    if names:
+        from atlas_wm.tasks import get_task
+
+        for name in names:
+            get_task(name)
+
+
+def bank(run: RunFolder, /, data: Path | None = None, device: str = "auto", task: OwnTasks = ()) -> None:
     """Give a run that lacks it the bank of training frames that `atlas plan` tells novelty by.
 
     Training and `atlas import` do this themselves.
@@ -19,7 +31,9 @@ def bank(run: RunFolder, /, data: Path | None = None, device: str = "auto") -> N
         run: Run folder.
         data: The dataset it was trained on [default: where that was].
         device: auto, cpu, cuda, cuda:N or mps.
+        task: Your own task, as module:Class, if the run is of one.
     """
+    import_tasks(task)
     from atlas_wm.commands import write_bank
 
     print(write_bank(run, data, device))

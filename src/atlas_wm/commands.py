@@ -14,7 +14,7 @@ from atlas_wm.evaluate.protocol import Protocol
 from atlas_wm.models.world_model import WorldModel
 from atlas_wm.progress import Bar
 from atlas_wm.run_folder import BANK
-from atlas_wm.tasks import Task, get_task
+from atlas_wm.tasks import Task, get_task_of
 from atlas_wm.train.loop import Progress, train
 
 
@@ -62,7 +62,7 @@ def write_bank(run: Path, data: Path | None = None, device: str = "auto") -> Pat
     """The bank that training would have written into the run folder."""
     model = WorldModel.load(run, pick_device(device))
     assert model.run is not None
-    ready = open_training_set(data or model.run.data.path, get_task(model.run.task), model.run.config)
+    ready = open_training_set(data or model.run.data.path, get_task_of(model.run), model.run.config)
     if ready.info.hash != model.run.data.hash:
         raise UserError(
             f"{run} was trained on data with hash {model.run.data.hash}, {ready.info.path} has {ready.info.hash}: "

@@ -4,21 +4,35 @@ What is known only from the data (the action size) is an argument of the model, 
 """
 
 import dataclasses
+import math
+import sys
 from dataclasses import dataclass, field
 from types import UnionType
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
-from atlas_wm.errors import UserError, unknown
+from atlas_wm.errors import UserError, short, unknown
 
 T = TypeVar("T")
+MOST_FLOAT = sys.float_info.max  # what is larger is infinite, or no float at all; NaN compares as neither
 RGB = tuple[float, float, float]
 IMAGENET_MEAN: RGB = (0.485, 0.456, 0.406)
 IMAGENET_STD: RGB = (0.229, 0.224, 0.225)
 
 
+# No model comes near these. They keep a file that asks for a billion of anything from being obeyed.
+MOST_WIDTH, MOST_HIDDEN, MOST_DEPTH, MOST_HEADS, MOST_STEPS, MOST_SEED = 2**16, 2**20, 128, 1024, 1024, 2**63 - 1
+
+
 def _require(condition: bool, message: str) -> None:
     if not condition:
         raise UserError(message)
+
+
+def within(where: str, config: Any, low: float, high: float, *names: str) -> None:
+    """The settings of these names lie in [low, high]; NaN does not."""
+    for name in names:
+        value = getattr(config, name)
+        _require(low <= value <= high, f"{where}{name} must lie between {low:g} and {high:g}, not {short(value)}")
 
 
 @dataclass(frozen=True)
@@ -48,6 +62,12 @@ class EncoderConfig:
         return (self.image_size // self.patch_size) ** 2
 
     def __post_init__(self) -> None:
+        within("encoder.", self, 1, 4096, "image_size", "patch_size")
+        within("encoder.", self, 1, MOST_WIDTH, "width")
+        within("encoder.", self, 1, MOST_DEPTH, "depth")
+        within("encoder.", self, 1, MOST_HEADS, "heads")
+        within("encoder.", self, 1e-3, 1e3, "mlp_ratio")
+        within("encoder.", self, 0, 1, "norm_eps")
         _require(
             self.image_size % self.patch_size == 0,
             f"encoder.image_size {self.image_size} is not a multiple of encoder.patch_size {self.patch_size}",
@@ -60,7 +80,8 @@ class EncoderConfig:
             self.positions != "sincos" or self.width % 4 == 0,
             f"encoder.positions 'sincos' needs a width divisible by 4, not {self.width}",
         )
-        _require(min(self.pixel_std) > 0, "encoder.pixel_std must be positive")
+        _require(all(math.isfinite(v) for v in self.pixel_mean), "encoder.pixel_mean must be finite")
+        _require(all(0 < v < math.inf for v in self.pixel_std), "encoder.pixel_std must be positive and finite")
         _require(
             self.weights is None or self.kind == "dinov2",
             "encoder.weights are for encoder.kind dinov2: a vit encoder is trained from scratch",
@@ -91,6 +112,11 @@ class PredictorConfig:
     prefix_mlp: int = 768
 
     def __post_init__(self) -> None:
+        within("predictor.", self, 1, MOST_WIDTH, "width", "mlp", "prefix_mlp")
+        within("predictor.", self, 1, MOST_DEPTH, "depth", "prefix_depth")
+        within("predictor.", self, 1, MOST_HEADS, "heads", "head_dim", "prefix_heads", "prefix_head_dim")
+        within("predictor.", self, 1, MOST_STEPS, "prefixes")
+        within("predictor.", self, 0, 1e3, "positions_std")
         _require(0 <= self.dropout < 1, f"predictor.dropout must lie in [0, 1), not {self.dropout}")
 
 
@@ -113,7 +139,10 @@ class ModelConfig:
     """Hidden width of an inverse-dynamics head on (z_{t+1}, z_t), for objective.inverse; 0: none."""
 
     def __post_init__(self) -> None:
-        _require(self.history >= 1 and self.frameskip >= 1, "model.history and model.frameskip must be >= 1")
+        within("model.", self, 1, MOST_STEPS, "history", "frameskip")
+        within("model.", self, 1, MOST_WIDTH, "latent", "action_smooth")
+        within("model.", self, 1, MOST_HIDDEN, "hidden", "action_hidden")
+        within("model.", self, 0, MOST_HIDDEN, "inverse_hidden")
         _require(
             (self.encoder.kind == "dinov2") == (self.predictor.kind == "patch"),
             "encoder.kind dinov2 and predictor.kind patch belong together",
@@ -169,7 +198,7 @@ class ObjectiveConfig:
             _require(getattr(self, name) >= 0, f"objective.{name} must be >= 0, not {getattr(self, name)}")
         for name in self.extra:
             _require(":" in name, f"objective.extra names a term as module:function, not {name!r}")
-        _require(self.directions >= 1, "objective.directions must be >= 1")
+        within("objective.", self, 1, MOST_HIDDEN, "directions")
         _require(bool(self.weights), "the objective needs at least one term with a weight above 0")
 
     @property
@@ -233,6 +262,7 @@ class TrainConfig:
         _require(0 <= self.warmup < 1, f"train.warmup is a share in [0, 1), not {self.warmup}")
         _require(0 < self.holdout < 1, f"train.holdout is a share in (0, 1), not {self.holdout}")
         _require(self.batch >= 2, "train.batch must be at least 2: the losses are statistics of a batch")
+        within("train.", self, 0, MOST_SEED, "seed", "split_seed", "workers", "batchnorm_batches")
 
 
 @dataclass(frozen=True)
@@ -253,6 +283,7 @@ class PlanConfig:
     """Most candidates rolled out at once, over all episodes planned together; bounds memory. None: all."""
 
     def __post_init__(self) -> None:
+        within("plan.", self, 1, 1e6, "candidates", "iterations", "horizon")
         _require(
             2 <= self.elites <= self.candidates,
             f"plan.elites must lie between 2 and plan.candidates ({self.candidates}), not {self.elites}",
@@ -305,6 +336,9 @@ def from_dict(cls: type[T], data: Any, where: str = "config") -> T:
     for name in data:
         if name not in hints:
             raise unknown(f"setting in {where}", str(name), hints)
+    for f in dataclasses.fields(cls):  # type: ignore[arg-type]
+        if f.name not in data and f.default is dataclasses.MISSING and f.default_factory is dataclasses.MISSING:
+            raise UserError(f"{where} lacks {f.name}")
     return cls(**{name: _parse(hints[name], value, f"{where}.{name}") for name, value in data.items()})
 
 
@@ -312,7 +346,7 @@ def _parse(hint: Any, value: Any, where: str) -> Any:
     origin = get_origin(hint)
     if dataclasses.is_dataclass(hint):
         return from_dict(hint, value, where)  # type: ignore[arg-type]
-    if origin is Literal and value in get_args(hint):
+    if origin is Literal and isinstance(value, str) and value in get_args(hint):
         return value
     if origin in (Union, UnionType):
         if value is None:
@@ -324,10 +358,10 @@ def _parse(hint: Any, value: Any, where: str) -> Any:
         )
     if origin is dict and isinstance(value, dict):
         _, of = get_args(hint)
-        return {str(k): _parse(of, v, f"{where}.{k}") for k, v in value.items()}
-    if hint is float and isinstance(value, (int, float)) and not isinstance(value, bool):
+        return {str(k): _parse(of, v, f"{where}.{short(k)}") for k, v in value.items()}
+    if hint is float and type(value) in (int, float) and abs(value) <= MOST_FLOAT:
         return float(value)
     if hint in (int, str) and type(value) is hint:
         return value
     name = getattr(hint, "__name__", None) if origin is None else str(hint)
-    raise UserError(f"{where} must be {name or hint}, not {value!r}")
+    raise UserError(f"{where} must be {name or hint}, not {short(value)}")

@@ -2,6 +2,9 @@
 
 from collections.abc import Iterable
 from difflib import get_close_matches
+from reprlib import Repr
+from textwrap import shorten
+from typing import Any
 
 
 class UserError(Exception):
@@ -21,4 +24,18 @@ def unknown(kind: str, name: str, known: Iterable[str]) -> UserError:
     names = sorted(known)
     near = get_close_matches(name, names, n=1, cutoff=0.4)
     hint = f" Did you mean {near[0]!r}?" if near else ""
-    return UserError(f"unknown {kind} {name!r}.{hint} Known: {', '.join(names)}.")
+    return UserError(f"unknown {kind} {short(name)}.{hint} Known: {', '.join(names)}.")
+
+
+def short(value: Any) -> str:
+    """What somebody else's file holds, for one line."""
+    return _repr.repr(value)
+
+
+def reason(error: BaseException) -> str:
+    """What an exception says, which may quote somebody else's file, in one line that is not too long."""
+    return shorten(str(error), 300)
+
+
+_repr = Repr()
+_repr.maxstring = _repr.maxother = _repr.maxlong = 80

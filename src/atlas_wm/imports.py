@@ -1,4 +1,8 @@
-"""Your own code by name: tasks, methods and loss terms as ``module:name``."""
+"""Your own code by name: tasks, methods and loss terms as ``module:name``.
+
+A name that you give (a flag, an argument) is imported. A name that stands in a file is not: the file may come from
+a stranger, and to import a module is to run it.
+"""
 
 import sys
 from importlib import import_module
@@ -17,3 +21,9 @@ def import_named(kind: str, name: str) -> Any:
         return getattr(import_module(module), attribute)
     except (ImportError, AttributeError, TypeError, ValueError) as error:
         raise UserError(f"{kind} {name!r} cannot be imported ({error}): write it as module:name") from error
+
+
+def imported_already(name: str) -> Any:
+    """What ``module:attribute`` names if this program has imported the module, else None. Nothing is run."""
+    module, _, attribute = name.partition(":")
+    return getattr(sys.modules.get(module), "__dict__", {}).get(attribute)

@@ -62,13 +62,13 @@ class Normalizer:
     def from_dict(cls, data: Any) -> "Normalizer":
         def numbers(key: str) -> tuple[float, ...]:
             values: Sequence[Any] = data["action"][key]
-            if not all(isinstance(v, (int, float)) for v in values):
+            if not isinstance(values, list) or not all(type(v) in (int, float) for v in values):
                 raise TypeError(key)
             return tuple(float(v) for v in values)
 
         try:
             return cls(numbers("mean"), numbers("std"))
-        except (KeyError, TypeError) as error:
+        except (KeyError, TypeError, OverflowError) as error:
             raise UserError(
                 "normalizer.json must hold {'action': {'mean': [numbers], 'std': [numbers]}}"
             ) from error

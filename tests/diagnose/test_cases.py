@@ -89,7 +89,7 @@ def test_the_steps_that_are_told_are_those_of_the_frames(steps, success, taken):
 
 def write_evaluation(run, outcomes: dict[int, bool], *, data="d", name="a", novelty=lambda row: 0.0, **protocol):
     episodes = [
-        {"row": row, "success": success, "novelty": novelty(row), "last_states": [[0.0]]}
+        {"row": row, "success": success, "steps": 3, "novelty": novelty(row), "last_states": [[0.0]]}
         for row, success in outcomes.items()
     ]
     p = {

@@ -24,7 +24,8 @@ class Here(Simulator):
 
     def futures(self, task, starts, actions):
         self.asked["futures"] += 1
-        return (_futures("tworoom", s, a) for s, a in zip(starts, actions, strict=True))
+        env = task.make_env()
+        return (_futures(task, env, s, a) for s, a in zip(starts, actions, strict=True))
 
 
 def ask(data, settings=SETTINGS, file=None, others=(), simulator=None, tmp_path=None) -> Queries:

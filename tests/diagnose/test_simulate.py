@@ -28,13 +28,13 @@ def test_pictures_of_a_task_that_cannot_draw_are_what_the_environment_shows(simu
 def test_what_can_be_drawn_is_drawn_without_a_process(task, data):
     idle = Simulator(1)
     assert torch.equal(idle.pictures(task, data.states[:3], 32), task.draw(data.states[:3], 32))
-    assert "_pool" not in vars(idle)
+    assert not idle._helpers._idle
 
 
 def test_wandering_is_a_function_of_the_seed_alone(simulator, task):
-    states = simulator.wander(task, 3, 10, 5, seed=1)
+    states, env = simulator.wander(task, 3, 10, 5, seed=1), task.make_env()
     assert states.tolist() == [
-        simulate._wander("tworoom", 10, 5, [1, n])[i].tolist() for n in range(3) for i in (0, 1)
+        simulate._wander(task, env, 10, 5, [1, n])[i].tolist() for n in range(3) for i in (0, 1)
     ]
     assert simulator.wander(task, 3, 10, 5, seed=1) is states  # for the next run
     assert not np.array_equal(states, simulator.wander(task, 3, 10, 5, seed=2))

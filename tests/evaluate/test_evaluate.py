@@ -43,7 +43,7 @@ def test_an_offset_longer_than_every_episode_names_the_remedy(data):
 
 @pytest.fixture(scope="module")
 def worker(run_folder, dataset_path, tiny_config) -> Worker:
-    return Worker(Setup(str(run_folder), str(dataset_path), tiny_config.plan, "cpu"))
+    return Worker(Setup(str(run_folder), "tworoom", str(dataset_path), tiny_config.plan, "cpu"))
 
 
 def test_an_episodes_record_does_not_depend_on_its_company(worker, data):

@@ -27,7 +27,7 @@ def worker(run_folder, dataset_path, tiny_config) -> Iterator[Worker]:
     """On one thread, as in a worker process."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
-    yield Worker(Setup(str(run_folder), str(dataset_path), tiny_config.plan, "cpu"))
+    yield Worker(Setup(str(run_folder), "tworoom", str(dataset_path), tiny_config.plan, "cpu"))
     torch.set_num_threads(threads)
 
 

@@ -17,6 +17,7 @@ from atlas_wm.convert.lewm_config import CHECKPOINT, SETTINGS, hydra_config, obs
 from atlas_wm.data.training_set import open_training_set
 from atlas_wm.errors import UserError
 from atlas_wm.methods import get_method
+from atlas_wm.models.pretrained import read_tensors
 from atlas_wm.models.world_model import WorldModel
 from atlas_wm.run_folder import RunInfo, new_run_folder, read_json, write_json
 from atlas_wm.tasks import Task, task_id
@@ -86,9 +87,10 @@ def import_lewm(path: Path, task: Task, data_path: str | Path, out: Path, *, ove
     except UserError as error:
         raise UserError(f"{path}: {error}") from error
     config = replace(get_method("lewm").run_config, model=model_config)
-    model = WorldModel(model_config, task.action_size)
-    weights = model.state_dict()
+    with torch.device("meta"):  # a model takes memory only once the tensors agree with it
+        weights = WorldModel(model_config, task.action_size).state_dict()
     check_tensors(path, theirs, to_lewm(weights))
+    model = WorldModel(model_config, task.action_size)
     model.load_state_dict(from_lewm(theirs, weights))
     with new_run_folder(out, overwrite) as folder:
         ready = open_training_set(data_path, task, config)
@@ -133,11 +135,8 @@ def read_checkpoint(path: Path) -> dict[str, Tensor]:
     """The tensors of a .pt file, by their new names. Nothing in the file is executed."""
     if not path.is_file():
         raise UserError(f"there is no file {path}: name a folder with {CHECKPOINT}, or the .pt file itself")
-    try:
-        stored = torch.load(path, map_location="cpu", weights_only=True)
-    except Exception:  # whatever a damaged or hostile file brings about; torch's own text advises to trust it
-        stored = None
-    if not isinstance(stored, dict) or not all(isinstance(tensor, Tensor) for tensor in stored.values()):
+    stored = read_tensors(path)
+    if stored is None:
         raise UserError(
             f"{path} is refused: it is damaged, or holds something else than named tensors, which could run code "
             f"when loaded; write it as torch.save(model.state_dict(), ...) where it comes from"
@@ -149,6 +148,9 @@ def read_checkpoint(path: Path) -> dict[str, Tensor]:
             raise UserError(f"{path} has {renamed} twice, by its old and its new name: leave one of them out")
         if not renamed.startswith(UNUSED):
             tensors[renamed] = tensor
+    for name, tensor in tensors.items():
+        if tensor.is_complex() or not bool(tensor.float().isfinite().all()):
+            raise UserError(f"{path} is damaged, or its training failed: {name} is not finite")
     return tensors
 
 

@@ -7,40 +7,56 @@ import json
 import os
 import shutil
 import time
-from collections.abc import Callable
-from concurrent.futures import ProcessPoolExecutor
-from concurrent.futures.process import BrokenProcessPool
-from multiprocessing import get_context
+from collections import deque
+from collections.abc import Callable, Generator
+from contextlib import closing, suppress
+from itertools import count
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from atlas_wm.data.dataset import EpisodeData
+from atlas_wm.data.dataset import EpisodeData, card_path
 from atlas_wm.errors import UserError, unknown
-from atlas_wm.run_folder import read_json, write_json
+from atlas_wm.run_folder import read_json, write_json, writing
 from atlas_wm.tasks import Task, task_id
 from atlas_wm.tasks.base import import_harness
 from atlas_wm.versions import versions
+from atlas_wm.workers import TIMEOUT, Died, Helpers, check_timeout, one_line, time_limit, to_make
 
 FORMATS = {".lance": "lance", ".h5": "hdf5", ".hdf5": "hdf5"}
 Episode = dict[str, np.ndarray]  # each (steps, ...)
-
-_worker_task: Task  # set once in each worker process
-_worker_env: Any
+ENOUGH_ERRORS = 20  # episodes: if all of the first ones failed, the others would too
 
 
-def _start_worker(task: Task) -> None:
-    import torch
+class Recorder:
+    """One process's environment; made anew after it failed."""
 
-    global _worker_task, _worker_env
-    torch.set_num_threads(1)  # environments in torch would otherwise fight over the cores
-    _worker_task = task
-    _worker_env = _worker_task.make_env()
+    def __init__(self, task: Task, timeout: float):
+        self.task, self.timeout = task, timeout
+        self.env: Any = None
 
+    def record(self, seed: int, numbers: list[int], pixels: bool) -> list[Episode | str]:
+        """The episodes of these numbers; in place of one that failed, what was wrong."""
+        return [self._record_one(seed, number, pixels) for number in numbers]
 
-def _record_job(seed: int, numbers: list[int], pixels: bool) -> list[Episode]:
-    return [record_episode(_worker_task, _worker_env, seed, number, pixels) for number in numbers]
+    def _record_one(self, seed: int, number: int, pixels: bool) -> Episode | str:
+        try:
+            with time_limit(to_make(self.timeout)):
+                self.env = self.env or self.task.make_env()
+            with time_limit(self.timeout):
+                return record_episode(self.task, self.env, seed, number, pixels)
+        except UserError:
+            raise
+        except Exception as error:
+            self.close()
+            return one_line(error)
+
+    def close(self) -> None:
+        if self.env is not None:
+            with suppress(Exception):
+                self.env.close()
+            self.env = None
 
 
 def record_episode(task: Task, env: Any, seed: int, number: int, pixels: bool) -> Episode:
@@ -75,6 +91,7 @@ def collect(
     seed: int = 0,
     pixels: bool = True,
     workers: int | None = None,
+    timeout: float = TIMEOUT,
     overwrite: bool = False,
     on_episodes: Callable[[int, int], None] = lambda episodes, rows: None,
     say: Callable[[str], None] = lambda text: None,
@@ -82,7 +99,8 @@ def collect(
     """Record ``episodes`` demonstrations to ``out`` (.lance or .h5) and return the card written beside it.
 
     The set grows under a name with ``.partial`` in it. Interrupted, its whole episodes stay there, and the same
-    call goes on behind them.
+    call goes on behind them. An episode whose environment raises, ends its process, or takes longer than
+    ``timeout`` seconds is left out, and the card says why.
     """
     if out.suffix not in FORMATS:
         raise unknown("dataset ending", out.suffix, FORMATS)
@@ -96,40 +114,41 @@ def collect(
     partial = out.with_name(out.stem + ".partial" + out.suffix)
     notes = partial.with_name(partial.name + ".json")
     made_by = {"task": task_id(task), "demonstrator": task.demonstrator_settings(), "seed": seed, "pixels": pixels}
-    lengths = _kept(partial, notes, made_by, say)[:episodes]
-    started, rows, kept = time.time(), sum(lengths), len(lengths)
-    write_json(notes, made_by)
+    started = time.time()
+    lengths, failed = _kept(partial, notes, made_by, say)
+    # The first number behind the whole episodes, of which those that failed are none.
+    first = next(n for n in count() if n - sum(f < n for f in failed) == len(lengths))
+    failed, rows = {f: why for f, why in failed.items() if f < first}, sum(lengths)
     size = task.episodes_per_job
-    jobs = [list(range(i, min(i + size, episodes))) for i in range(kept, episodes, size)]
-    if jobs:
-        pool = ProcessPoolExecutor(
-            min(workers or os.cpu_count() or 1, len(jobs)),
-            mp_context=get_context("spawn"),
-            initializer=_start_worker,
-            initargs=(task,),
-        )
-        try:
-            pending = [pool.submit(_record_job, seed, numbers, pixels) for numbers in jobs]
-            for number, job in enumerate(jobs):
-                recorded = pending[number].result()
-                pending[number] = None  # type: ignore[call-overload]  # let the episodes go
-                with get_format(FORMATS[out.suffix]).open_writer(partial, mode="append") as writer:
-                    writer.write_episodes([{c: list(values) for c, values in e.items()} for e in recorded])
-                rows += sum(len(e["action"]) for e in recorded)
-                on_episodes(job[-1] + 1, rows)
-        except BrokenProcessPool as error:
-            raise UserError(
-                "a recording process died (out of memory?): run the command again to go on from the last whole "
-                "episode, with fewer --workers if it happens again"
-            ) from error
-        finally:
-            pool.shutdown(cancel_futures=True)
-    _remove(out)
-    partial.rename(out)
-    notes.unlink()
+    jobs = [list(range(i, min(i + size, episodes))) for i in range(first, episodes, size)]
+    with writing(out.parent):
+        write_json(notes, {**made_by, "failed": failed})
+        with closing(_recorded(task, seed, pixels, jobs, workers, check_timeout(timeout))) as coming:
+            for numbers, recorded in zip(jobs, coming, strict=True):
+                failed |= {n: e for n, e in zip(numbers, recorded, strict=True) if isinstance(e, str)}
+                if len(failed) == numbers[-1] + 1 >= min(episodes, ENOUGH_ERRORS):
+                    _remove(partial)
+                    notes.unlink()
+                    raise UserError(f"the first {len(failed)} episodes all failed, nothing is written: {failed[0]}")
+                whole = [e for e in recorded if not isinstance(e, str)]
+                write_json(
+                    notes, {**made_by, "failed": failed}
+                )  # first: an episode is known to have failed or whole
+                if whole:
+                    with get_format(FORMATS[out.suffix]).open_writer(partial, mode="append") as writer:
+                        writer.write_episodes([{c: list(values) for c, values in e.items()} for e in whole])
+                rows += sum(len(e["action"]) for e in whole)
+                on_episodes(numbers[-1] + 1, rows)
+        _remove(out)
+        partial.rename(out)
+        notes.unlink()
+    if failed:
+        number, why = next(iter(failed.items()))
+        say(f"{len(failed)} of {episodes} episodes failed and are left out, the first is number {number}: {why}")
     data = EpisodeData(out, task, image_size=1, frameskip=1)
     card = {
         **made_by,
+        "failed": failed,
         "episodes": len(data.lengths),
         "rows": len(data.actions),
         "hash": data.content_hash(),
@@ -140,26 +159,51 @@ def collect(
     return card
 
 
-def _kept(partial: Path, notes: Path, made_by: dict[str, Any], say: Callable[[str], None]) -> list[int]:
-    """Lengths of the whole episodes an interrupted call left; if they were made another way, none stay."""
+def _recorded(
+    task: Task, seed: int, pixels: bool, jobs: list[list[int]], workers: int | None, timeout: float
+) -> Generator[list[Episode | str], None, None]:
+    """The episodes of each job, in order. Those of a process that died are recorded again, each alone."""
+    ahead: dict[int, Episode | str] = {}  # recorded before their turn
+    requests = deque[tuple[Any, ...]](("record", seed, numbers, pixels) for numbers in jobs)
+    with (
+        closing(Helpers(workers or os.cpu_count() or 1, Recorder, task, timeout)) as helpers,
+        closing(helpers.each(requests)) as coming,
+    ):
+        for numbers in jobs:
+            while not set(numbers) <= set(ahead):
+                (*_, mine, _), answer = next(coming)
+                if not isinstance(answer, Died):
+                    ahead |= zip(mine, answer, strict=True)
+                elif len(mine) > 1:
+                    requests.extend(("record", seed, [number], pixels) for number in mine)
+                else:
+                    ahead[mine[0]] = str(answer)
+            yield [ahead.pop(number) for number in numbers]
+
+
+def _kept(
+    partial: Path, notes: Path, made_by: dict[str, Any], say: Callable[[str], None]
+) -> tuple[list[int], dict[int, str]]:
+    """Lengths of the whole episodes an interrupted call left, and the numbers of those that failed, with why.
+
+    If they were made another way, none stay.
+    """
     if not partial.exists():
-        return []
+        return [], {}
     from stable_worldmodel.data import load_dataset
 
     try:
-        if read_json(notes) != json.loads(json.dumps(made_by)):
+        noted = read_json(notes)
+        failed = {int(number): str(why) for number, why in noted.pop("failed").items()}
+        if noted != json.loads(json.dumps(made_by)):
             raise UserError("it was recorded with other settings")
         lengths = [int(n) for n in load_dataset(str(partial.resolve())).lengths]
     except Exception as error:  # whatever a damaged file makes its library raise
         say(f"{partial} is left from an interrupted call but cannot be continued ({error}): starting over")
         _remove(partial)
-        return []
+        return [], {}
     say(f"{len(lengths)} whole episodes are left from an interrupted call: going on from there")
-    return lengths
-
-
-def card_path(out: Path) -> Path:
-    return out.with_name(out.name + ".card.json")
+    return lengths, failed
 
 
 def _remove(path: Path) -> None:

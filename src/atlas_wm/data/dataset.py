@@ -15,9 +15,13 @@ from torch import Tensor
 from atlas_wm.data.pixels import HarnessPixels, HDF5Pixels, LancePixels, PixelReader, VideoPixels
 from atlas_wm.errors import UserError
 from atlas_wm.frames import reduce_frames
-from atlas_wm.tasks.base import Task, import_harness
+from atlas_wm.run_folder import MOST_SETTINGS, read_json
+from atlas_wm.tasks import Task, task_id
+from atlas_wm.tasks.base import import_harness
 
+SMALL, MOST_PACKING = 2**26, 2000  # bytes; gzip packs no better than 1 to 1030
 ENDINGS = ("", ".lance", ".h5", ".hdf5")  # a dataset may be named without its own
+MOST_ROWS = 2**32
 NO_CLIPS = 2**40  # steps of the harness' own clips: it would list every one of them, and we list ours
 
 
@@ -36,12 +40,21 @@ class EpisodeData:
             self._stored_offsets = np.asarray(
                 self._table.offsets, np.int64
             )  # (E,) in the file, which may have gaps
+            self._check_episodes()
         self.offsets = np.cumsum(self.lengths) - self.lengths  # (E,)
         self._pixels = self._pixel_reader()
         (actions,) = self._find((("action",),))
         self.actions = self._column(actions).astype(np.float32)  # (R, A)
         self._check_actions()
         self.states = self.columns(task.state_columns)  # (R, s)
+
+    def _check_episodes(self) -> None:
+        """Numbers of rows, and where they begin: what everything else is indexed with."""
+        for values in (self.lengths, self._stored_offsets):
+            if values.ndim != 1 or len(values) != len(self.lengths) or values.min(initial=0) < 0:
+                raise ValueError("the lengths and offsets of its episodes are not as many numbers from 0 on")
+            if values.max(initial=0) >= MOST_ROWS:
+                raise ValueError(f"an episode with {values.max()} rows, or behind as many")
 
     @property
     def has_pixels(self) -> bool:
@@ -70,14 +83,17 @@ class EpisodeData:
         """One column, a vector of numbers for each row: (R, n)."""
         with _readable(f"{self.path}: column {name!r} cannot be read"):
             stored = np.asarray(self._table.get_col_data(name))
+            if stored.ndim == 0:
+                raise ValueError("it has no rows")
         if stored.dtype.kind not in "fiub":
             raise UserError(f"{self.path}: column {name!r} must hold numbers, not {stored.dtype}")
-        rows = np.arange(self.lengths.sum()) + np.repeat(self._stored_offsets - self.offsets, self.lengths)
-        if len(rows) and len(stored) <= rows.max():
+        last = int((self._stored_offsets + self.lengths).max(initial=0)) - 1
+        if len(stored) <= max(last, int(self.lengths.sum()) - 1):
             raise UserError(
-                f"{self.path}: column {name!r} has {len(stored)} rows, its episodes reach to row {rows.max()}: "
+                f"{self.path}: column {name!r} has {len(stored)} rows, its episodes reach to row {last}: "
                 f"the file is not whole, fetch or collect it again"
             )
+        rows = np.arange(self.lengths.sum()) + np.repeat(self._stored_offsets - self.offsets, self.lengths)
         return stored[rows].reshape(len(rows), int(np.prod(stored.shape[1:])))
 
     def _check_actions(self) -> None:
@@ -168,14 +184,35 @@ def find_dataset(path: str | Path, task: Task) -> Path:
     )
 
 
+def card_path(data: Path) -> Path:
+    """The card that collection writes beside a dataset."""
+    return data.with_name(data.name + ".card.json")
+
+
+def check_card(data: EpisodeData) -> None:
+    """Refuse data with a card beside it that was written for other data: bytes may have changed since."""
+    path = card_path(data.path)
+    if not path.exists():
+        return
+    card = read_json(path, MOST_SETTINGS)
+    if not isinstance(card, dict):
+        raise UserError(f"{path} is not the card of a dataset: delete it")
+    # Another task may read other columns of the same file, which the card says nothing about.
+    if card.get("task") == task_id(data.task) and card.get("hash") != data.content_hash():
+        raise UserError(
+            f"{data.path} is not what {path.name} beside it says: it is damaged, or was changed since it was "
+            f"collected; collect it again, or delete the card if the change was yours"
+        )
+
+
 @contextmanager
 def _readable(otherwise: str) -> Iterator[None]:
     """Whatever a damaged file makes its library raise becomes one line."""
     try:
         yield
-    except UserError:
+    except (UserError, KeyboardInterrupt, SystemExit):
         raise
-    except Exception as error:
+    except BaseException as error:  # a panic in Lance is none of the usual exceptions
         reason = textwrap.shorten(f"{type(error).__name__}: {error}", 200)
         raise UserError(f"{otherwise} ({reason}): fetch or collect it again") from error
 
@@ -205,4 +242,23 @@ def _check_hdf5(path: Path) -> None:
     for file in [path] if path.is_file() else [*path.glob("*.h5"), *path.glob("*.hdf5")]:
         with h5py.File(file, "r") as opened:
             for name in opened:
-                opened[name]
+                if not isinstance(opened.get(name, getlink=True), h5py.HardLink):
+                    raise UserError(f"{file}: column {name!r} is a link to elsewhere: write the data itself")
+                _check_hdf5_column(file, name, opened[name])
+
+
+def _check_hdf5_column(file: Path, name: str, column: Any) -> None:
+    """It holds its own bytes, and about as many as it claims: rows that were never written cost a file nothing, but
+    reading them takes memory all the same."""
+    import h5py
+
+    if not isinstance(column, h5py.Dataset):
+        return  # no column: one that is needed is missed by name
+    if column.external or column.is_virtual:
+        raise UserError(f"{file}: column {name!r} keeps its data in another file: write the data itself")
+    holds = column.id.get_storage_size()
+    if column.nbytes > SMALL + MOST_PACKING * holds:
+        raise UserError(
+            f"{file}: column {name!r} claims {column.nbytes:,} bytes and holds {holds:,}: the file is not whole, "
+            f"fetch or collect it again"
+        )

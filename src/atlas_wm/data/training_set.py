@@ -9,7 +9,7 @@ from torch import Tensor
 
 from atlas_wm.config import RunConfig
 from atlas_wm.data.clips import ClipIndex, clip_index, fit_normalizer, split_clips
-from atlas_wm.data.dataset import EpisodeData
+from atlas_wm.data.dataset import EpisodeData, check_card
 from atlas_wm.normalize import Normalizer
 from atlas_wm.run_folder import DataInfo
 from atlas_wm.tasks import Task
@@ -39,6 +39,7 @@ class TrainingSet:
 
 def open_training_set(path: str | Path, task: Task, config: RunConfig) -> TrainingSet:
     data = EpisodeData(path, task, config.model.encoder.image_size, config.model.frameskip)
+    check_card(data)
     clips = clip_index(data.lengths, config.model.clip_rows, data.path)
     training, validation = split_clips(clips, len(data.lengths), config.train)
     info = DataInfo(

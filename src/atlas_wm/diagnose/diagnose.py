@@ -24,8 +24,9 @@ from atlas_wm.diagnose.subject import Subject
 from atlas_wm.distributed import from_main, is_main, world_size
 from atlas_wm.errors import UserError, unknown
 from atlas_wm.launch import processes
-from atlas_wm.run_folder import read_json, read_run, write_json
+from atlas_wm.run_folder import read_json, read_run, writable_folder, write_json, writing
 from atlas_wm.versions import versions
+from atlas_wm.workers import TIMEOUT
 
 FORMAT = 1
 OnStep = Callable[[str, int, int], None]  # what is being done, done, of how many
@@ -75,7 +76,12 @@ class Diagnosis:
 
     @cached_property
     def evaluated(self) -> Evaluated:
-        return evaluated(self.subject.run, self.settings.offset, self.subject.data_hash)
+        offset, states = self.settings.offset, self.subject.data.states
+        found = evaluated(self.subject.run, offset, self.subject.data_hash)
+        for e in found.episodes:
+            if e["row"] + offset >= len(states) or any(len(s) != states.shape[1] for s in e["last_states"]):
+                raise UserError(f"the evaluation of {self.subject.run} is not of this dataset: row {e['row']}")
+        return found
 
     @property
     def evaluation(self) -> str:
@@ -111,6 +117,7 @@ def diagnose(
     settings: QuerySettings | None = None,
     data_path: str | Path | None = None,
     workers: int | None = None,
+    timeout: float = TIMEOUT,
     device: str = "auto",
     fresh: bool = False,
     on_step: OnStep = lambda name, done, total: None,
@@ -125,9 +132,11 @@ def diagnose(
             raise unknown("diagnostic", name, DIAGNOSTICS)
     folders = [Path(run) for run in runs]
     for run in folders:
-        read_run(run)  # a name that is wrong is said before the work begins
+        read_run(run)  # a name that is wrong is said before the work begins, as is a folder that cannot be written
+    for run in folders:
+        writable_folder(run, "diagnostics")
     files = []
-    with Simulator(workers) as simulator:
+    with Simulator(workers, timeout) as simulator:
         for run in folders:
             subject = Subject(run, simulator, data_path, pick_device(device))
             mine = settings or QuerySettings()
@@ -143,7 +152,9 @@ def diagnose(
                 file = work.file(name)
                 try:
                     if fresh or not is_current(file, work, name):
-                        write_json(file, measured(work, name), indent=None)
+                        result = measured(work, name)
+                        with writing(file.parent):
+                            write_json(file, result, indent=None)
                     files.append(file)
                 except UserError as error:
                     file.unlink(missing_ok=True)

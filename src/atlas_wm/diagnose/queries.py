@@ -4,11 +4,12 @@ A function of the dataset and a few numbers, of no model: runs that are diagnose
 """
 
 import hashlib
+import math
 import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from zipfile import BadZipFile
+from zipfile import BadZipFile, ZipFile
 
 import numpy as np
 
@@ -66,8 +67,9 @@ def shared_queries(
     made_of = f"{task_id(data.task)} {data.content_hash()} {data.frameskip} {settings}"
     key = hashlib.sha256(made_of.encode()).hexdigest()[:16]
     actions = candidate_actions(data, rows, settings)
+    shape = (*actions.shape[:3], data.states.shape[1])
     files = (file, *others) if is_main() else ()  # its word counts: others may see a file sooner or later
-    states = from_main(next((s for known in files if (s := _stored_states(known, key)) is not None), None))
+    states = from_main(next((s for known in files if (s := _stored_states(known, key, shape)) is not None), None))
     if states is None:
 
         def simulate(which: list[int]) -> list[np.ndarray]:
@@ -79,19 +81,23 @@ def shared_queries(
 
         answers: list[np.ndarray] = share_out(list(range(len(rows))), simulate)
         states = np.stack(answers)
-    if is_main() and _stored_states(file, key) is None:
+    if is_main() and _stored_states(file, key, shape) is None:
         with write_atomically(file) as temporary, temporary.open("wb") as out:
             np.savez_compressed(out, key=key, states=states)
     return Queries(rows, rows + settings.offset, actions, states, key)
 
 
-def _stored_states(file: Path, key: str) -> np.ndarray | None:
-    """None where there is no file, a damaged one, or one with other queries."""
+def _stored_states(file: Path, key: str, shape: tuple[int, ...]) -> np.ndarray | None:
+    """None where there is no file, a damaged one, or one with other queries. shape: (Q, C, H, s)"""
     try:
+        with ZipFile(file) as archive:  # before it is unpacked: a small file may hold a giant one
+            if archive.getinfo("states.npy").file_size > 8 * math.prod(shape) + 1024:
+                return None
         with np.load(file) as stored:
-            return stored["states"] if str(stored["key"]) == key else None
-    except (OSError, ValueError, KeyError, EOFError, BadZipFile, zlib.error):
+            states = stored["states"] if str(stored["key"]) == key else None
+    except (OSError, ValueError, KeyError, EOFError, BadZipFile, zlib.error, NotImplementedError, RuntimeError):
         return None
+    return states if states is not None and states.shape == shape and np.isfinite(states).all() else None
 
 
 def candidate_actions(data: EpisodeData, rows: np.ndarray, settings: QuerySettings) -> np.ndarray:

@@ -18,7 +18,7 @@ from atlas_wm.geometry import Scale
 from atlas_wm.models.bank import flat
 from atlas_wm.models.world_model import Features, WorldModel
 from atlas_wm.run_folder import WEIGHTS
-from atlas_wm.tasks import get_task
+from atlas_wm.tasks import get_task_of
 
 BANK = 1500  # training frames that distances and novelties refer to (Appendix diagnostic)
 FRAMES_AT_ONCE = 256
@@ -35,7 +35,7 @@ class Subject:
         encoder = self.info.config.model.encoder
         self.data = EpisodeData(
             data_path or self.info.data.path,
-            get_task(self.info.task),
+            get_task_of(self.info),
             encoder.image_size,
             self.model.config.frameskip,
         )

@@ -1,17 +1,14 @@
 """Evaluate a run: many episodes, several conditions, results as JSON in the run folder."""
 
 import time
+from collections import deque
 from collections.abc import Callable, Generator
-from concurrent.futures import ProcessPoolExecutor
-from concurrent.futures.process import BrokenProcessPool
 from contextlib import closing
-from dataclasses import asdict, dataclass
-from multiprocessing import get_context
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
-import torch
 
 from atlas_wm.card import write_card
 from atlas_wm.config import PlanConfig
@@ -23,15 +20,17 @@ from atlas_wm.evaluate.processes import StageProcesses
 from atlas_wm.evaluate.protocol import Protocol, draw_starts, training_rows
 from atlas_wm.evaluate.rollout import EpisodeRecord, planning_policy, random_policy, run_episodes
 from atlas_wm.evaluate.split import ood_labels, path_scores, state_bank
-from atlas_wm.evaluate.stage import Stage
+from atlas_wm.evaluate.stage import Ending, Stage
 from atlas_wm.evaluate.statistics import summarise
 from atlas_wm.launch import own_cores, processes
 from atlas_wm.models.world_model import WorldModel
 from atlas_wm.plan.planner import Planner, dtype_of
-from atlas_wm.run_folder import read_run, write_json
-from atlas_wm.tasks import get_task
+from atlas_wm.run_folder import read_run, writable_folder, write_atomically, write_json, writing
+from atlas_wm.tasks import get_task, get_task_of, task_id
 from atlas_wm.versions import versions
+from atlas_wm.workers import TIMEOUT, Died, Helpers, check_timeout
 
+ENOUGH_ERRORS = 20  # episodes: if all of the first ones failed with an error, the others would too
 NEIGHBOURS = 50  # of the k-NN novelty (Appendix idood)
 # On the CPU episodes are planned one by one and processes share the work; a GPU plans many at once.
 EPISODES_PER_JOB = {"cpu": 5, "mps": 20, "cuda": 100}
@@ -42,11 +41,13 @@ class Setup:
     """Everything a worker process needs; small enough to send."""
 
     run: str
+    task: str  # as get_task takes it
     data: str
     plan: PlanConfig
     device: str
     plain: bool = False
     precision: str = "auto"
+    timeout: float = 0.0  # seconds an environment may take; 0: any time
 
 
 @dataclass(frozen=True)
@@ -73,14 +74,14 @@ class Worker:
 
     def __init__(self, setup: Setup, stage_processes: int = 0):
         info, _ = read_run(setup.run)
-        task, size = get_task(info.task), info.config.model.encoder.image_size
+        task, size = get_task(setup.task), info.config.model.encoder.image_size
         # Two groups, so that one acts while the other is planned for. They are the same for any number of processes
         # from 2: on a GPU the rounding of a plan depends on its company.
         groups = [(stage_processes + 1) // 2, stage_processes // 2]
         self.stages: list[Stage | StageProcesses] = (
-            [StageProcesses(info.task, size, count) for count in groups if count]
+            [StageProcesses(setup.task, size, count, setup.timeout) for count in groups if count]
             if stage_processes
-            else [Stage(task, size)]
+            else [Stage(task, size, setup.timeout)]
         )
         self.data = EpisodeData(setup.data, task, size, info.config.model.frameskip)
         model = WorldModel.load(setup.run, setup.device)
@@ -110,31 +111,30 @@ class Worker:
             stage.close()
 
 
-_worker: Worker
+def run_in_workers(
+    setup: Setup, data: EpisodeData, jobs: list[Job], workers: int
+) -> Generator[JobResult, None, None]:
+    """Each worker process plans and steps whole episodes on one thread, so results do not depend on their number.
+
+    Results as they come. The episodes of a process that died are run again, each alone, and one that dies alone
+    is recorded as an error.
+    """
+    requests = deque[tuple[Any, ...]](("run", job) for job in jobs)
+    with closing(Helpers(workers, Worker, setup)) as helpers, closing(helpers.each(requests)) as answers:
+        for (_, job), answer in answers:
+            if not isinstance(answer, Died):
+                yield answer
+            elif len(job.rows) > 1:
+                requests.extend(("run", replace(job, rows=(row,))) for row in job.rows)
+            else:
+                ending = Ending.of_error(str(answer), lost=True)
+                record = EpisodeRecord.of(data, job.rows[0], job.protocol.offset, ending, plans=0)
+                yield JobResult(job, [record], {}, 0.0, 0.0, 0)
 
 
-def _start_worker(setup: Setup) -> None:
-    global _worker
-    torch.set_num_threads(1)  # as many workers as cores; also what makes results independent of their number
-    _worker = Worker(setup)
-
-
-def _run_job(job: Job) -> JobResult:
-    return _worker.run(job)
-
-
-def run_in_workers(setup: Setup, jobs: list[Job], workers: int) -> Generator[JobResult, None, None]:
-    """Each worker process plans and steps whole episodes on one thread. Results as they come."""
-    with ProcessPoolExecutor(
-        workers, mp_context=get_context("spawn"), initializer=_start_worker, initargs=(setup,)
-    ) as pool:
-        try:
-            yield from pool.map(_run_job, jobs)
-        except BrokenProcessPool as error:
-            raise UserError("a worker process died: if no error is shown above, try fewer --workers") from error
-
-
-def run_beside_stages(setup: Setup, jobs: list[Job], workers: int) -> Generator[JobResult, None, None]:
+def run_beside_stages(
+    setup: Setup, data: EpisodeData, jobs: list[Job], workers: int
+) -> Generator[JobResult, None, None]:
     """This process plans, worker processes hold the environments."""
     with closing(Worker(setup, workers)) as worker:
         yield from map(worker.run, jobs)
@@ -150,6 +150,7 @@ def evaluate(
     random_floor: bool = True,
     films: int = 4,
     workers: int | None = None,
+    timeout: float = TIMEOUT,
     device: str = "auto",
     plain: bool = False,
     precision: str = "auto",
@@ -160,17 +161,25 @@ def evaluate(
 
     ``films`` episodes of the first seed are filmed. ``on_progress(done, total, success so far)``. ``stages``:
     ``workers`` processes that plan and act (local: on a CPU), or that act beside this one, which plans (remote:
-    on a GPU). Several processes (torchrun, srun) share the work, and the main one writes.
+    on a GPU). ``timeout``: seconds an environment may take to begin an episode, or for the steps of one plan; an
+    episode that takes longer, raises, or ends its process is recorded as an error and counts as not successful.
+    Several processes (torchrun, srun) share the work, and the main one writes.
     """
     run = Path(run)
     info, _ = read_run(run)
     where = pick_device(device)
+    task = get_task_of(info)
     setup = Setup(
-        str(run), str(data_path or info.data.path), plan or info.config.plan, str(where), plain, precision
+        str(run),
+        task_id(task),
+        str(data_path or info.data.path),
+        plan or info.config.plan,
+        str(where),
+        plain,
+        precision,
+        check_timeout(timeout),
     )
-    data = EpisodeData(
-        setup.data, get_task(info.task), info.config.model.encoder.image_size, info.config.model.frameskip
-    )
+    data = EpisodeData(setup.data, task, info.config.model.encoder.image_size, info.config.model.frameskip)
     if data.task.action_size != info.action_size:
         raise UserError(
             f"{run} was trained with {info.action_size} action coordinates, {data.task.name} has "
@@ -195,26 +204,29 @@ def evaluate(
                     part = tuple(rows[i : i + size])
                     jobs.append(Job(policy, protocol, seed, part, filmed if policy == "model" else ()))
 
+    place = writable_folder(run, "evaluation") if is_main() else run  # said before the work begins
     remote = stages == "remote" or (stages == "auto" and where.type != "cpu")
     most = min(data.task.most_stages, max(len(j.rows) for j in jobs)) if remote else len(jobs)
     workers = max(1, min(workers or own_cores(), most))
 
     # Dealt out by kind and size. Whole jobs: on a GPU the rounding of a plan depends on its company.
-    dealt = sorted(range(len(jobs)), key=lambda n: (jobs[n].policy, -len(jobs[n].rows)))
-    mine = sorted(dealt[rank() :: world_size()])
-    found: dict[int, JobResult] = {}
-    total, successes, done = sum(len(jobs[n].rows) for n in mine), [0, 0], 0
+    mine = sorted(jobs, key=lambda job: (job.policy, -len(job.rows)))[rank() :: world_size()]
+    found: list[JobResult] = []
+    total, successes, done, errors = sum(len(job.rows) for job in mine), [0, 0], 0, 0
     run_jobs = run_beside_stages if remote else run_in_workers
-    with closing(run_jobs(setup, [jobs[n] for n in mine], workers)) as coming:
-        for number, result in zip(mine, coming, strict=True):
-            found[number] = result
+    with closing(run_jobs(setup, data, mine, workers)) as coming:
+        for result in coming:
+            found.append(result)
             done += len(result.records)
+            errors += sum(r.error is not None for r in result.records)
+            if errors == done >= min(total, ENOUGH_ERRORS):
+                first = result.records[0].error
+                raise UserError(f"the first {done} episodes all failed with an error, nothing is written: {first}")
             if result.job.policy == "model":
                 successes[0] += sum(r.success for r in result.records)
                 successes[1] += len(result.records)
             on_progress(done, total, successes[0] / max(1, successes[1]))
-    by_number = {number: result for part in from_all(found) for number, result in part.items()}
-    results = [by_number[number] for number in range(len(jobs))]
+    results = [result for part in from_all(found) for result in part]
 
     reports = []
     for protocol in protocols:
@@ -234,7 +246,10 @@ def evaluate(
         }
         for policy in policies:
             these = [r for r in results if r.job.protocol == protocol and r.job.policy == policy]
-            records = {seed: [e for r in these if r.job.seed == seed for e in r.records] for seed in protocol.seeds}
+            records = {
+                seed: sorted((e for r in these if r.job.seed == seed for e in r.records), key=lambda e: e.row)
+                for seed in protocol.seeds
+            }
             report[policy] = summarise(records, novelty[protocol], protocol.leave_out_solved)
             report[policy]["seconds"] = sum(r.seconds for r in these)
         planning = sum(r.planning_seconds for r in results if r.job.protocol == protocol)
@@ -244,18 +259,22 @@ def evaluate(
             "peak_memory": max(r.peak_memory for r in results),
         }
         reports.append(report)
-        if not is_main():
-            continue
-        name = protocol.name + setup.plan.replanning
-        write_json(run / "evaluation" / f"{name}.json", report)
-        filmed_frames: dict[str, Any] = {
-            f"row{row}": film for r in results if r.job.protocol == protocol for row, film in r.films.items()
-        }
-        if filmed_frames:
-            np.savez_compressed(run / "evaluation" / f"{name}.films.npz", **filmed_frames)
+        if is_main():
+            films_of = {
+                f"row{row}": film for r in results if r.job.protocol == protocol for row, film in r.films.items()
+            }
+            _write(place, protocol.name + setup.plan.replanning, report, films_of)
     if is_main():
         write_card(run)
     return reports
+
+
+def _write(folder: Path, name: str, report: dict[str, Any], films: dict[str, Any]) -> None:
+    with writing(folder):
+        if films:
+            with write_atomically(folder / f"{name}.films.npz") as temporary, temporary.open("wb") as out:
+                np.savez_compressed(out, **films)
+        write_json(folder / f"{name}.json", report)
 
 
 def _worth_filming(data: EpisodeData, protocol: Protocol, rows: list[int], count: int) -> tuple[int, ...]:

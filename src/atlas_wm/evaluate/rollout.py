@@ -35,10 +35,27 @@ class EpisodeRecord:
     start: int  # row within that episode
     solved_at_start: bool
     success: bool
-    steps: int  # to success, or the whole budget
-    final_distance: float
-    last_states: list[list[float]]  # after the last steps, the latest last
+    steps: int  # to success, or the whole budget; to the error, if there was one
+    final_distance: float | None  # None after an error
+    last_states: list[list[float]]  # after the last steps, the latest last; none after an error
     plans: int
+    error: str | None = None  # what the environment raised, or how its process ended; such an episode failed
+
+    @classmethod
+    def of(cls, data: EpisodeData, row: int, offset: int, ending: Ending, plans: int) -> "EpisodeRecord":
+        (episode,), (start,) = data.places(np.array([row]))
+        return cls(
+            row=row,
+            episode=int(episode),
+            start=int(start),
+            solved_at_start=data.task.solved(data.states[row], data.states[row + offset]),
+            success=ending.success,
+            steps=ending.steps,
+            final_distance=ending.final_distance,
+            last_states=ending.last_states.tolist(),
+            plans=plans,
+            error=ending.error,
+        )
 
 
 # Actions to execute for each episode, (n, A) in the environment's units.
@@ -83,7 +100,7 @@ def run_episodes(
 
     The episodes are dealt out to the stages. Those of one stage that are under way plan together, then act; while
     one stage's episodes are planned for, the others' act. ``look``: whether the policy needs pictures. ``films``:
-    rows to film.
+    rows to film. Episodes that were lost with the process of their stage are run again, each alone.
     """
     episodes = [Episode(row) for row in rows]
     parts = [(stage, episodes[i :: len(stages)]) for i, stage in enumerate(stages)]
@@ -96,8 +113,19 @@ def run_episodes(
             episode.goal = goal
     while parts:
         parts = [(stage, mine) for stage, mine in parts if _plan_and_act(stage, mine, policy)]
-    films_by_row = {e.row: e.ending.film for e in episodes if e.ending and e.ending.film is not None}
-    return [_record(data, e, offset) for e in episodes], films_by_row
+    films_by_row: dict[int, np.ndarray] = {}
+    records = []
+    for e in episodes:
+        assert e.ending is not None
+        if e.ending.lost and len(episodes) > 1:  # perhaps for what another one did
+            alone, film = run_episodes(stages, data, policy, [e.row], offset, budget, look=look, films=films)
+            records += alone
+            films_by_row |= film
+            continue
+        records.append(EpisodeRecord.of(data, e.row, offset, e.ending, e.plans))
+        if e.ending.film is not None:
+            films_by_row[e.row] = e.ending.film
+    return records, films_by_row
 
 
 def _plan_and_act(stage: Stage | StageProcesses, episodes: list[Episode], policy: Policy) -> bool:
@@ -115,19 +143,3 @@ def _plan_and_act(stage: Stage | StageProcesses, episodes: list[Episode], policy
             episode.plans += 1
         stage.ask("act", dict(zip(under_way, actions, strict=True)))
     return bool(under_way)
-
-
-def _record(data: EpisodeData, e: Episode, offset: int) -> EpisodeRecord:
-    assert e.ending is not None
-    (episode,), (start,) = data.places(np.array([e.row]))
-    return EpisodeRecord(
-        row=e.row,
-        episode=int(episode),
-        start=int(start),
-        solved_at_start=data.task.solved(data.states[e.row], data.states[e.row + offset]),
-        success=e.ending.success,
-        steps=e.ending.steps,
-        final_distance=e.ending.final_distance,
-        last_states=e.ending.last_states.tolist(),
-        plans=e.plans,
-    )

@@ -1,13 +1,17 @@
 """Where episodes happen: environments that are started, acted in, and drawn only when a planner needs a picture."""
 
 from collections import deque
+from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
+from atlas_wm.errors import UserError
 from atlas_wm.frames import frame_to_tensor, reduce_frames
 from atlas_wm.tasks import Task
+from atlas_wm.workers import one_line, time_limit, to_make
 
 FILM_EVERY = 5  # steps between two frames of a film
 LAST_STATES = 3  # how many of an episode's states are kept for the diagnostics
@@ -27,10 +31,16 @@ class Ending:
     """How an episode ended."""
 
     success: bool
-    steps: int  # to success, or the whole budget
-    final_distance: float
+    steps: int  # to success, or the whole budget; to the error, if there was one
+    final_distance: float | None  # None after an error
     last_states: np.ndarray  # (at most LAST_STATES, s) after the last steps
     film: np.ndarray | None  # (frames, H, W, 3) uint8, the goal last
+    error: str | None = None
+    lost: bool = False  # with the process it was in: not known to be this episode's fault
+
+    @classmethod
+    def of_error(cls, error: str, steps: int = 0, lost: bool = False) -> "Ending":
+        return cls(False, steps, None, np.empty((0, 0)), None, error, lost)
 
 
 # By the number of the episode: its ending if it is over, else its frame, (3, S, S) uint8, or None if nobody looks.
@@ -56,8 +66,8 @@ class Stage:
     its own (:class:`atlas_wm.evaluate.processes.StageProcesses`) while the one who asked does something else.
     """
 
-    def __init__(self, task: Task, image_size: int):
-        self.task, self.image_size = task, image_size
+    def __init__(self, task: Task, image_size: int, timeout: float = 0.0):
+        self.task, self.image_size, self.timeout = task, image_size, timeout
         self.envs: list[Any] = []
         self._scenes: dict[int, _Scene] = {}
         self._answer: Seen = {}
@@ -80,15 +90,13 @@ class Stage:
         self._scenes = {
             number: _Scene(env, start) for env, (number, start) in zip(self.envs, starts.items(), strict=False)
         }
-        for scene in self._scenes.values():
-            self.task.reset(scene.env, scene.start.state, scene.start.goal)
-            if scene.start.film:
-                scene.film.append(scene.env.render())
-        return {number: self._frame(scene) for number, scene in self._scenes.items()}
+        return {number: self._guarded(self._begin, scene) for number, scene in self._scenes.items()}
 
     def act(self, plans: dict[int, np.ndarray]) -> Seen:
         """Execute the actions (n, A) planned for each episode, until it succeeds or its budget is spent."""
-        return {number: self._execute(self._scenes[number], actions) for number, actions in plans.items()}
+        return {
+            number: self._guarded(self._execute, self._scenes[number], actions) for number, actions in plans.items()
+        }
 
     def close(self) -> None:
         for env in self.envs:
@@ -96,7 +104,32 @@ class Stage:
 
     def _make_envs(self, count: int) -> None:
         while len(self.envs) < count:
-            self.envs.append(self.task.make_env())
+            try:
+                with time_limit(to_make(self.timeout)):
+                    self.envs.append(self.task.make_env())
+            except UserError:
+                raise
+            except Exception as error:
+                raise UserError(f"an environment of {self.task.name} cannot be made: {one_line(error)}") from error
+
+    def _guarded(self, do: Callable[..., Any], scene: _Scene, *arguments: Any) -> Ending | np.ndarray | None:
+        """What an environment raises ends its episode, not the others, and this environment is not used again."""
+        try:
+            with time_limit(self.timeout):
+                return do(scene, *arguments)
+        except UserError:
+            raise
+        except Exception as error:
+            self.envs.remove(scene.env)
+            with suppress(Exception):
+                scene.env.close()
+            return Ending.of_error(one_line(error), scene.steps)
+
+    def _begin(self, scene: _Scene) -> np.ndarray | None:
+        self.task.reset(scene.env, scene.start.state, scene.start.goal)
+        if scene.start.film:
+            scene.film.append(scene.env.render())
+        return self._frame(scene)
 
     def _execute(self, scene: _Scene, actions: np.ndarray) -> Ending | np.ndarray | None:
         """Success is what the environment reports at any step. A film gets a frame every ``FILM_EVERY`` steps, the

@@ -18,6 +18,8 @@ def summarise(
 ) -> dict[str, Any]:
     """Success in percent for each seed and over the seeds, in all and by ID/OOD half, with every record.
 
+    An episode that ended with an error did not succeed; ``errors`` says how many did.
+
     records: by evaluation seed. novelty: by evaluation seed, for each start row its score and whether it is OOD.
     """
     by_seed: Episodes = {
@@ -36,6 +38,7 @@ def summarise(
         "solved_at_start": 100 * float(np.mean([e["solved_at_start"] for e in episodes])),
         "success_without_solved": _percent([e["success"] for e in episodes if not e["solved_at_start"]]),
         "plans": sum(e["plans"] for e in episodes),
+        "errors": sum(e["error"] is not None for e in episodes),
         "episodes": by_seed,
     }
 

@@ -56,7 +56,13 @@ class LatentBank:
                 f"{Path(folder) / BANK} does not fit the model, whose points have {width} coordinates (it holds "
                 f"{shapes}): delete it, and make it again with `atlas bank {folder}`"
             )
-        return cls(stored["points"].float(), stored["novelty"].double())
+        bank = cls(stored["points"].float(), stored["novelty"].double())
+        if not (bank.points.isfinite().all() and bank.novelty.isfinite().all()):
+            raise UserError(
+                f"{Path(folder) / BANK} is damaged (it is not finite): delete it, and make it again with "
+                f"`atlas bank {folder}`"
+            )
+        return bank
 
     def write(self, folder: Path) -> None:
         with write_atomically(folder / BANK) as temporary:

@@ -1,7 +1,7 @@
 """Weights of the frozen DINOv2 encoder, from a local file or the hub."""
 
-import pickle
 from pathlib import Path
+from zipfile import ZipFile, is_zipfile
 
 import torch
 from safetensors import SafetensorError
@@ -9,7 +9,7 @@ from safetensors.torch import load_file
 from timm.models.vision_transformer import checkpoint_filter_fn
 from torch import Tensor
 
-from atlas_wm.errors import UserError
+from atlas_wm.errors import UserError, reason
 from atlas_wm.models.encoders import ViTEncoder
 
 HUB_REPO, HUB_FILE = "timm/vit_small_patch14_dinov2.lvd142m", "model.safetensors"
@@ -46,15 +46,33 @@ def _from_hub() -> Path:
 
 
 def _read(path: Path) -> dict[str, Tensor]:
+    if not path.is_file():
+        raise UserError(f"there is no file {path}: {REMEDY}")
     try:
-        if path.suffix == ".safetensors":
-            return load_file(path)
-        state = torch.load(path, map_location="cpu", weights_only=True)
-    except FileNotFoundError:
-        raise UserError(f"there is no file {path}: {REMEDY}") from None
-    except (SafetensorError, OSError, RuntimeError, EOFError, pickle.UnpicklingError) as error:
-        why = str(error).split("\n")[0]
-        raise UserError(f"{path} cannot be read as weights ({why}): {REMEDY}") from error
-    if not isinstance(state, dict) or not all(isinstance(value, Tensor) for value in state.values()):
-        raise UserError(f"{path} holds something else than named tensors: {REMEDY}")
+        state = load_file(path) if path.suffix == ".safetensors" else read_tensors(path)
+    except (SafetensorError, OSError) as error:
+        raise UserError(f"{path} cannot be read as weights ({reason(error)}): {REMEDY}") from error
+    if state is None:
+        raise UserError(f"{path} cannot be read as weights, it is damaged or holds something else: {REMEDY}")
     return state
+
+
+def read_tensors(path: Path) -> dict[str, Tensor] | None:
+    """The named tensors of a .pt file; None if it is damaged or holds anything else. Nothing in it is executed.
+
+    A file may claim more than it holds, packed zeros or one number as a giant tensor: such a one is refused too.
+    """
+    size = path.stat().st_size
+    try:
+        if is_zipfile(path):
+            with ZipFile(path) as archive:
+                if sum(part.file_size for part in archive.infolist()) > size:
+                    return None
+        state = torch.load(path, map_location="cpu", weights_only=True)
+    except Exception:  # whatever a damaged or hostile file brings about; torch's own text advises to trust it
+        return None
+    if not isinstance(state, dict) or not all(isinstance(value, Tensor) for value in state.values()):
+        return None
+    if any(t.layout != torch.strided or t.device.type != "cpu" for t in state.values()):
+        return None
+    return state if sum(t.numel() * t.element_size() for t in state.values()) <= size else None

@@ -123,12 +123,11 @@ class WorldModel(nn.Module):
     def load(cls, folder: str | Path, device: torch.device | str = "cpu") -> "WorldModel":
         """The trained model of a run folder, in eval mode; ``model.run`` holds its settings."""
         info, normalizer = read_run(folder)
+        with torch.device("meta"):  # what the settings ask for takes memory only once the weights agree with it
+            expected = cls(info.config.model, info.action_size, normalizer).state_dict()
+        weights = read_weights(folder, expected)
         model = cls(info.config.model, info.action_size, normalizer)
-        weights = read_weights(folder)
-        try:
-            model.load_state_dict(weights)
-        except RuntimeError as error:
-            raise UserError(f"{folder}: model.safetensors does not fit its config.json: {error}") from error
+        model.load_state_dict(weights)
         model.run = info
         model.bank = LatentBank.read(folder, info.config.model.latent_shape[-1])
         return model.eval().to(device)

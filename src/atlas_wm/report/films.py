@@ -15,12 +15,13 @@ from PIL import Image
 
 from atlas_wm.report import captions
 from atlas_wm.report.look import BAD, GOOD, MUTED, Figure, Panel
-from atlas_wm.report.naming import method_name, task_name
+from atlas_wm.report.naming import file_name, method_name, task_name
 from atlas_wm.report.runs import Study
 from atlas_wm.report.section import Section, diagnostic_notices
 from atlas_wm.run_folder import read_json, read_run
 
 MOST_EPISODES = 6
+MOST_FRAMES, MOST_PIXELS = 20, 4096  # of a strip, and a side of each
 INCHES_PER_FRAME = 0.98
 
 
@@ -91,16 +92,22 @@ def cases_section(study: Study) -> Section:
                 strips_panel(title, [_strip(label, e) for label, (_, _, e) in zip(labels, here, strict=True)])
             )
         if panels:
-            name = "cases" if len(study.tasks) == 1 else f"cases-{task.rpartition(':')[-1]}"
+            name = "cases" if len(study.tasks) == 1 else f"cases-{file_name(task)}"
             section.blocks.append(Figure(name, f"{task_name(task)}: the same episodes", panels, captions.CASES, 1))
     return section
 
 
 def _strip(label: str, episode: dict[str, Any]) -> Strip:
-    *frames, goal = [
-        np.asarray(Image.open(io.BytesIO(base64.b64decode(f))).convert("RGB")) for f in episode["frames"]
-    ]
+    stored = episode["frames"]
+    *frames, goal = [_picture(f) for f in [*stored[: len(stored) - 1][:MOST_FRAMES], stored[-1]]]
     return Strip(label, bool(episode["success"]), episode["steps"], episode["shown_steps"], frames, goal)
+
+
+def _picture(text: str) -> np.ndarray:
+    picture = Image.open(io.BytesIO(base64.b64decode(text)))
+    if max(picture.size) > MOST_PIXELS:  # before it is unpacked: a small file may hold a giant one
+        raise ValueError(f"a picture of {picture.size} pixels")
+    return np.asarray(picture.convert("RGB"))
 
 
 def film_strips(runs: Sequence[Path], condition: str, path: Path, most: int = 3, columns: int = 9) -> None:

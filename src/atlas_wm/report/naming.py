@@ -1,5 +1,7 @@
 """What methods and tasks are called in tables and figures."""
 
+import re
+
 NAMES = {
     "atlas": "ATLAS",
     "lewm": "LeWM",
@@ -13,8 +15,18 @@ TASKS = {"tworoom": "TwoRoom", "pusht": "PushT", "cube": "OGBench-Cube"}
 
 
 def method_name(method: str) -> str:
-    return NAMES.get(method, method.rpartition(":")[-1])
+    return NAMES.get(method, _own(method))
 
 
 def task_name(task: str) -> str:
-    return TASKS.get(task, task.rpartition(":")[-1])
+    return TASKS.get(task, _own(task))
+
+
+def _own(name: str) -> str:
+    """The last part of module:name, as long as a label may be."""
+    return name.rpartition(":")[-1][:40]
+
+
+def file_name(name: str) -> str:
+    """Of a task, the last part of module:Class, which may be a stranger's: it stays in the folder it is put in."""
+    return re.sub(r"[^\w+-]+", "-", _own(name))

@@ -22,9 +22,11 @@ from atlas_wm.report.runs import Run, Study, read_study
 from atlas_wm.report.section import Notice, Section, data_warnings
 from atlas_wm.report.success import ablation_section, headlines, main_section
 from atlas_wm.report.training import settings_section, training_section
+from atlas_wm.run_folder import writable_folder, writing
 
 GENERATOR = '<meta name="generator" content="atlas-wm">'
-ERRORS = (LookupError, TypeError, ValueError, AttributeError, OSError)  # of values that no check foresaw
+# Of values that no check foresaw.
+ERRORS = (LookupError, TypeError, ValueError, AttributeError, OSError, ArithmeticError, RuntimeError)
 SECTIONS: list[Callable[[Study], Section]] = [
     main_section,
     ablation_section,
@@ -51,7 +53,10 @@ def write_report(runs: Sequence[str | Path], out: str | Path | None = None) -> P
     study = read_study(folders)
     folder = Path(out) if out else default_place(folders)
     files = {Figure: folder / "figures", Table: folder / "tables"}
-    _make_room(folder, files.values())
+    if not out and len(folders) == 1:
+        writable_folder(folders[0], folder.name)
+    with writing(folder):
+        _make_room(folder, files.values())
     sections = [_finish(build, study, files) for build in SECTIONS]
     page = folder / "index.html"
     page.write_text(

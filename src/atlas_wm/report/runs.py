@@ -2,16 +2,18 @@
 
 import csv
 import json
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
+from types import NoneType
 from typing import Any
 
-from atlas_wm.errors import UserError
+from atlas_wm.errors import UserError, reason, short
 from atlas_wm.report.look import OTHER_COLOURS, method_colour
 from atlas_wm.report.naming import method_name, task_name
-from atlas_wm.run_folder import CONFIG, METRICS, read_json
+from atlas_wm.run_folder import CONFIG, METRICS, MOST_JSON, MOST_SETTINGS, read_json
 
 Json = dict[str, Any]
 # What a file must hold to be drawn.
@@ -24,6 +26,7 @@ DIAGNOSTICS: dict[str, tuple[str, ...]] = {
     "geometry": ("points", "novelty_percentile", "explained", "rank_correlation"),
     "cases": ("episodes",),
 }
+MOST_NAMES, MOST_NAME, MOST_NUMBER = 2000, 200, 2.0**64  # of one object, of its characters, seeds included
 EVALUATED = ("success_mean", "success_by_seed", "solved_at_start", "plans", "seconds", "episodes")
 
 
@@ -136,7 +139,7 @@ def read_study(folders: Sequence[Path]) -> Study:
     for folder in dict.fromkeys(folders):
         if not folder.is_dir():
             raise UserError(f"there is no run folder {folder}")
-        config = _read(folder / CONFIG, _check_config, study.problems)
+        config = _read(folder / CONFIG, _check_config, study.problems, MOST_SETTINGS)
         if config is None:
             continue
         study.runs.append(
@@ -158,15 +161,18 @@ def _read_all(folder: Path, check: Callable[[Path, Json], None], problems: list[
     return {name: data for name, data in found.items() if data is not None}
 
 
-def _read(path: Path, check: Callable[[Path, Json], None], problems: list[str]) -> Json | None:
+def _read(
+    path: Path, check: Callable[[Path, Json], None], problems: list[str], most: int = MOST_JSON
+) -> Json | None:
     """The file, or None and a line that names what is wrong with it."""
     try:
-        data = read_json(path)
+        data = read_json(path, most)
+        _check_modest(path, data)
         check(path, data)
     except UserError as error:
         problems.append(str(error))
-    except (KeyError, TypeError, AttributeError) as error:
-        problems.append(f"{path} is not as expected: {type(error).__name__} {error}")
+    except (KeyError, TypeError, AttributeError, ValueError) as error:
+        problems.append(f"{path} is not as expected: {type(error).__name__} {reason(error)}")
     else:
         return dict(data)
     return None
@@ -177,21 +183,59 @@ def _need(path: Path, data: Json, keys: Sequence[str]) -> None:
         raise UserError(f"{path} lacks {', '.join(lacking)}")
 
 
+def _check_modest(path: Path, data: Any) -> None:
+    """Nothing in it asks for a picture without end: few names, short ones, and numbers of this world."""
+    left = [data]
+    while left:
+        value = left.pop()
+        if isinstance(value, dict):
+            if len(value) > MOST_NAMES or any(len(name) > MOST_NAME for name in value):
+                raise UserError(f"{path} has more, or longer, names than any file that atlas-wm writes")
+            left += value.values()
+        elif isinstance(value, list):
+            left += value
+        elif isinstance(value, (int, float)) and not abs(value) < MOST_NUMBER:
+            raise UserError(f"{path} has a number that cannot be drawn: {short(value)}")
+
+
+def _expect(path: Path, data: Json, kind: Any, *keys: str) -> None:
+    _need(path, data, keys)
+    for key in keys:
+        if not isinstance(data[key], kind) or (kind is not dict and isinstance(data[key], bool)):
+            raise UserError(f"{path}: {key} is not as expected: {short(data[key])}")
+
+
 def _check_config(path: Path, data: Json) -> None:
-    _need(path, data, ("task", "method", "config"))
-    _need(path, data["config"], ("train", "objective", "plan", "model"))
+    _expect(path, data, str, "task", "method")
+    _expect(path, data, dict, "config")
+    _expect(path, data["config"], dict, "train", "objective", "plan", "model")
+    _expect(path, {"data": {}} | data, (dict, NoneType), "data")
+    _expect(path, {"seed": None} | data["config"]["train"], (int, NoneType), "seed")
 
 
 def _check_evaluation(path: Path, data: Json) -> None:
-    _need(path, data, ("protocol", "model", "method"))
-    _need(path, data["protocol"], ("offset", "budget", "episodes", "seeds", "part"))
+    _expect(path, data, str, "method")
+    _expect(path, data, dict, "protocol", "model")
+    protocol = data["protocol"]
+    _expect(path, protocol, int, "offset", "budget", "episodes")
+    _expect(path, protocol, str, "part")
+    _expect(path, protocol, list, "seeds")
     for policy in {"model", "random"} & set(data):
-        _need(path, data[policy], EVALUATED)
+        result = data[policy]
+        _expect(path, data, dict, policy)
+        _need(path, result, EVALUATED)
+        _expect(path, result, (int, float), "solved_at_start", "plans", "seconds")
+        _expect(path, result, dict, "episodes", *(key for key in result if key.endswith("_by_seed")))
+        _expect(path, result["episodes"], list, *result["episodes"])
+        for key in ("success", "success_id", "success_ood"):
+            rates = {"mean": result.get(f"{key}_mean"), **result.get(f"{key}_by_seed", {})}
+            _expect(path, rates, (int, float, NoneType), *rates)
 
 
 def _check_diagnostic(path: Path, data: Json) -> None:
     if path.stem in DIAGNOSTICS:
         _need(path, data, ("result", "queries"))
+        _expect(path, data, dict, "result")
         _need(path, data["result"], DIAGNOSTICS[path.stem])
 
 
@@ -200,19 +244,27 @@ def _read_metrics(path: Path, problems: list[str]) -> dict[str, tuple[list[float
         return read_metrics(path)
     except FileNotFoundError:
         return {}  # the section on training says so
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        problems.append(f"{path} cannot be read: {error}")
+    except (OSError, ValueError, KeyError, TypeError, csv.Error) as error:
+        problems.append(f"{path} cannot be read: {reason(error)}")
         return {}
 
 
 def read_metrics(path: Path) -> dict[str, tuple[list[float], list[float]]]:
     """Column → (steps, values), without the empty cells and without columns that are all empty."""
+    if path.stat().st_size > MOST_JSON:
+        raise ValueError(f"it is larger than {MOST_JSON:,} bytes")
     with path.open() as file:
         rows = list(csv.DictReader(file))
     columns = {}
     for name in rows[0] if rows else {}:
-        filled = [(float(r["step"]), float(r[name])) for r in rows if r[name]]
+        filled = [(_finite(r["step"]), _finite(r[name])) for r in rows if r[name]]
         if filled:
             steps, values = zip(*filled, strict=True)
             columns[name] = (list(steps), list(values))
     return columns
+
+
+def _finite(cell: str) -> float:
+    """As training writes it: a loss that is not finite is drawn as a gap."""
+    value = float(cell)
+    return value if abs(value) < MOST_NUMBER else math.nan

@@ -9,7 +9,7 @@ from matplotlib.axes import Axes
 
 from atlas_wm.report import captions
 from atlas_wm.report.look import ALPHAS, MUTED, Bar, Estimate, Figure, Panel, bars, bars_height
-from atlas_wm.report.naming import NAMES, task_name
+from atlas_wm.report.naming import NAMES, file_name, task_name
 from atlas_wm.report.page_table import Table
 from atlas_wm.report.runs import Group, Json, Study
 from atlas_wm.report.section import Notice, Section, names, per_task, unlike_values
@@ -177,6 +177,10 @@ def _notices(study: Study) -> list[Notice]:
                 notices.append(
                     Notice("note", f"{words(study, task, condition)}: not measured for {names(without)}.")
                 )
+            for run in runs:
+                if errors := run.evaluations[condition]["model"].get("errors"):
+                    text = f"{words(study, task, condition)}: {errors} episodes of {run.name} ended with an error"
+                    notices.append(Notice("warning", f"{text} of the environment and count as failed."))
             for what, key in (("episodes", _episodes_of), ("planner settings", _plan_of)):
                 if unlike := unlike_values(runs, [key(run.evaluations[condition]) for run in runs]):
                     where = f"{task_name(task)}, {words(study, task, condition)}"
@@ -235,7 +239,7 @@ def _two_by_two(study: Study, task: str, condition: str) -> Table:
 
     rows = [[regulariser, *map(cell, pair)] for regulariser, pair in ARMS.items()]
     return Table(
-        f"ablation-{task.rpartition(':')[-1]}",
+        f"ablation-{file_name(task)}",
         f"{task_name(task)}, {words(study, task, condition)}",
         ["Latents held to a Gaussian by", "without OOD-recovery", "with OOD-recovery"],
         rows,

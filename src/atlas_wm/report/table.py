@@ -106,7 +106,11 @@ def print_results(reports: Sequence[Report]) -> None:
         table.add_row(*line, *("–" if share is None else f"{share:.1f} %" for share in shares))
     table.add_section()
     table.add_row(*lines[-1], style="dim")
-    Console().print(table)
+    console = Console()
+    console.print(table)
+    if errors := sum(r[policy].get("errors", 0) for r in reports for policy in ("model", "random") if policy in r):
+        console.print(f"{errors} episodes ended with an error of the environment (field error of their records):")
+        console.print("they count as failed.")
 
 
 def write_csv(reports: Sequence[Report], path: Path) -> None:

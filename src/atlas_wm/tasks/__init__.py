@@ -1,7 +1,10 @@
 """The tasks by name; your own by ``module:Class``."""
 
-from atlas_wm.errors import UserError, unknown
-from atlas_wm.imports import import_named
+from typing import Any
+
+from atlas_wm.errors import UserError, short, unknown
+from atlas_wm.imports import import_named, imported_already
+from atlas_wm.run_folder import RunInfo
 from atlas_wm.tasks.base import Task
 
 TASKS = {
@@ -18,14 +21,33 @@ def get_task(name: str) -> Task:
     """
     if ":" not in name and name not in TASKS:
         raise unknown("task", name, TASKS)
-    named = import_named("task", TASKS.get(name, name))
+    return _make(name, import_named("task", TASKS.get(name, name)))
+
+
+def get_task_of(run: RunInfo) -> Task:
+    """The task that the file of a run names: one of the table, or of a module that this program has imported.
+
+    The file may come from a stranger, so it does not decide what is imported: whoever runs the program does.
+    """
+    if ":" not in run.task:
+        return get_task(run.task)
+    named = imported_already(run.task)
+    if named is None:
+        name = short(run.task)
+        raise UserError(
+            f"the run is of the task {name}, and a file does not decide which code runs: if the code is yours, or "
+            f"you trust it, pass --task {name} (in Python: import its module first)"
+        )
+    return _make(run.task, named)
+
+
+def _make(name: str, named: Any) -> Task:
+    if not (isinstance(named, type) and issubclass(named, Task)):  # nothing else is called
+        raise UserError(f"task {name!r} is not a Task: write it as module:Class, derived from atlas_wm.tasks.Task")
     try:
-        task = named()
+        return named()
     except TypeError as error:
-        raise UserError(f"task {name!r} cannot be made ({error}): write it as module:Class") from error
-    if not isinstance(task, Task):
-        raise UserError(f"{name} is not a Task: derive it from atlas_wm.tasks.Task")
-    return task
+        raise UserError(f"task {name!r} cannot be made: {error}") from error
 
 
 def task_id(task: Task) -> str:
@@ -33,4 +55,4 @@ def task_id(task: Task) -> str:
     return task.name if TASKS.get(task.name) == task.spec else task.spec
 
 
-__all__ = ["TASKS", "Task", "get_task", "task_id"]
+__all__ = ["TASKS", "Task", "get_task", "get_task_of", "task_id"]

@@ -23,7 +23,7 @@ from torch import Tensor, nn
 
 from atlas_wm.config import TrainConfig, to_dict
 from atlas_wm.errors import UserError
-from atlas_wm.run_folder import CHECKPOINTS, LOCK, RunInfo, read_run, writable, write_atomically
+from atlas_wm.run_folder import CHECKPOINTS, LOCK, RunInfo, read_run, saving, write_atomically
 from atlas_wm.streams import stream
 from atlas_wm.train.watch import StopSignals
 
@@ -60,7 +60,7 @@ class Damaged(Exception):
 def write_saved(path: Path, saved: Saved) -> None:
     """Whole or not at all: first the tensors, then their checksum, each on the disk before it gets its name."""
     data = safetensors.torch.save(saved.tensors, {"notes": json.dumps(saved.notes)})
-    with writable(path.parent):
+    with saving(path.parent):
         path.parent.mkdir(exist_ok=True)
         check_room(path.parent, len(data))
         with write_atomically(path) as temporary:
@@ -122,7 +122,7 @@ def previous(staging: Path, info: RunInfo, overwrite: bool) -> Saved | None:
                 f"{staging} holds an interrupted run that cannot go on, because {obstacle}: go on with what it was "
                 f"started with, give --overwrite to start over, or choose another --out"
             )
-    with writable(staging):
+    with saving(staging):
         for path in staging.iterdir():
             if path.is_dir():
                 shutil.rmtree(path)
@@ -146,7 +146,7 @@ def last_good(found: list[Path]) -> Saved | None:
             older = "the one before it is used" if place + 1 < len(found) else "it is the last one"
             log.warning("%s is damaged (%s): %s", path, error, older)
             continue
-        with writable(path.parent):
+        with saving(path.parent):
             for later in found[:place]:
                 remove(later)
         return saved
@@ -155,7 +155,7 @@ def last_good(found: list[Path]) -> Saved | None:
 
 def _sweep(staging: Path) -> None:
     """Remove what a process that was killed while it wrote has left."""
-    with writable(staging):
+    with saving(staging):
         for path in staging.rglob("*.tmp"):
             path.unlink()
         for path in (staging / CHECKPOINTS).glob("*.safetensors"):
@@ -306,7 +306,7 @@ class Keeper:
         path = self.staging / WEIGHTS / f"{BEST}.safetensors"
         if not last:
             return write_saved(path, saved)
-        with writable(self.staging):  # the result itself: no need of it twice
+        with saving(self.staging):  # the result itself: no need of it twice
             remove(path)
             if path.parent.is_dir() and not any(path.parent.iterdir()):
                 path.parent.rmdir()
@@ -323,11 +323,11 @@ class Keeper:
                 f"{broken[0]} is not finite after step {saved.step}, which is not saved: lower --train.lr, and "
                 f"start over with --overwrite"
             )
-        with writable(self.staging):
+        with saving(self.staging):
             self.flush()
         folder = self.staging / CHECKPOINTS
         write_saved(folder / f"step-{saved.step:08}.safetensors", saved)
-        with writable(folder):
+        with saving(folder):
             for old in checkpoints_in(self.staging)[KEPT:]:
                 remove(old)
 

@@ -29,7 +29,7 @@ from atlas_wm.launch import processes
 from atlas_wm.losses.objective import ClipLatents, Losses, objective
 from atlas_wm.models.pretrained import load_dinov2
 from atlas_wm.models.world_model import WorldModel
-from atlas_wm.run_folder import CHECKPOINTS, NOT_FINITE, RunInfo, training_folder, writable, write_info
+from atlas_wm.run_folder import CHECKPOINTS, NOT_FINITE, RunInfo, saving, training_folder, write_info
 from atlas_wm.streams import stream
 from atlas_wm.tasks import Task, task_id
 from atlas_wm.train.checkpoint import Keeper, bytes_needed, check_room, previous
@@ -94,7 +94,7 @@ def train(
         )
         saved = previous(folder, info, overwrite) if is_main() else None
         if is_main():
-            with writable(folder):
+            with saving(folder):
                 write_info(folder, info, ready.normalizer)
                 (folder / NOT_FINITE).unlink(missing_ok=True)
         saved = from_main(saved)
@@ -137,7 +137,7 @@ def train(
             )
         if is_main():
             model.remember(ready.some_frames())
-            with writable(folder):
+            with saving(folder):
                 model.save_pretrained(folder)
                 write_card(folder)
             if tokens is not None:

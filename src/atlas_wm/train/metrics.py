@@ -8,7 +8,7 @@ from types import TracebackType
 
 from torch.utils.tensorboard import SummaryWriter
 
-from atlas_wm.run_folder import METRICS, writable, write_atomically
+from atlas_wm.run_folder import METRICS, saving, write_atomically
 
 
 class MetricsLog:
@@ -17,7 +17,7 @@ class MetricsLog:
     def __init__(self, folder: Path, columns: list[str], after: int = 0):
         """after: the step a run goes on from; what was written later is cut, for it comes again."""
         self.folder, columns = folder, ["step", *columns]
-        with writable(folder):
+        with saving(folder):
             kept = _rows_up_to(folder / METRICS, after)
             with write_atomically(folder / METRICS) as temporary, temporary.open("w", newline="") as file:
                 writer = csv.DictWriter(file, columns, extrasaction="ignore")
@@ -28,7 +28,7 @@ class MetricsLog:
             self._board = SummaryWriter(str(folder / "tensorboard"), purge_step=after + 1 if after else None)
 
     def write(self, step: int, values: dict[str, float]) -> None:
-        with writable(self.folder):
+        with saving(self.folder):
             self._csv.writerow({"step": step, **{name: f"{value:.6g}" for name, value in values.items()}})
             self._file.flush()
             for name, value in values.items():

@@ -18,7 +18,7 @@ from atlas_wm.data.clips import ClipDataset
 from atlas_wm.data.loader import EpochBatches
 from atlas_wm.errors import Interrupted, UserError
 from atlas_wm.geometry import effective_rank
-from atlas_wm.run_folder import NOT_FINITE, writable, write_json
+from atlas_wm.run_folder import NOT_FINITE, saving, write_json
 from atlas_wm.train.step import Update
 
 log = logging.getLogger(__name__)
@@ -80,7 +80,7 @@ class Recent:
         shown += f" and {more} more" if more > 0 else ""
         if self.staging is not None:
             record = dict(zip(self.names, map(str, values.tolist()), strict=True))
-            with writable(self.staging):
+            with saving(self.staging):
                 write_json(self.staging / NOT_FINITE, {"step": step, "values": record, "clips": listed})
             shown += f"; all in {self.staging / NOT_FINITE}"
         cause = "these clips hold numbers that are not finite" if worst else "clips of the batch"
