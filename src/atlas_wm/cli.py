@@ -278,6 +278,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             raise UserError("only train, eval and diagnose run in several processes: start one, without torchrun")
         if place().rank:  # of several processes one speaks; errors are said by the one that has them
             sys.stdout = open(os.devnull, "w")  # noqa: SIM115
+            logging.getLogger("atlas_wm").setLevel(logging.ERROR)
         elif logging.lastResort is not None:
             logging.getLogger("atlas_wm").setLevel(logging.INFO)  # lines such as "fast path: …", to stderr
             logging.lastResort.setLevel(logging.INFO)
