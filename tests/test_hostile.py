@@ -41,7 +41,7 @@ def run(run_folder, tmp_path, monkeypatch) -> Path:
     (tmp_path / "evil.py").write_text(EVIL)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", list(sys.path))
-    yield Path(shutil.copytree(run_folder, "run"))
+    yield Path(shutil.copytree(run_folder, "run", ignore=shutil.ignore_patterns("evaluation")))
     sys.modules.pop("evil", None)
 
 

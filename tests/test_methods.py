@@ -187,7 +187,7 @@ def test_there_is_one_attention_one_modulated_block_and_one_mlp():
 
 
 def test_every_predictor_is_made_of_the_same_blocks():
-    shared = {"MLP", "CausalAttention", "Pointwise", "Block", "AdaLNBlock"}
+    shared = {"BatchNorm", "MLP", "CausalAttention", "Pointwise", "Block", "AdaLNBlock"}
     for method in METHODS:
         predictor = built(paper(method).model).predictor
         own = {type(m).__name__ for m in predictor.modules() if type(m).__module__.startswith("atlas_wm")}

@@ -81,7 +81,7 @@ class MoodyEnv(gym.Wrapper):
 def run(run_folder, tmp_path, monkeypatch) -> Path:
     """A run of the moody task."""
     monkeypatch.delenv("MOODS", raising=False)
-    folder = shutil.copytree(run_folder, tmp_path / "run")
+    folder = shutil.copytree(run_folder, tmp_path / "run", ignore=shutil.ignore_patterns("evaluation"))
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps({**config, "task": Moody().spec}))
     return folder
@@ -160,7 +160,7 @@ def test_a_full_disk_is_noticed_before_the_work(run_folder, tmp_path, command):
 
 
 def test_a_folder_that_cannot_be_made_is_noticed_before_the_work(run_folder, tmp_path):
-    run = shutil.copytree(run_folder, tmp_path / "run")
+    run = shutil.copytree(run_folder, tmp_path / "run", ignore=shutil.ignore_patterns("evaluation"))
     (run / "evaluation").write_text("in the way")
     with pytest.raises(UserError, match="evaluation cannot be written"):
         evaluate(run, [PROTOCOL])

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import timm
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 
 from atlas_wm.config import EncoderConfig, ModelConfig, PlanConfig, PredictorConfig, RunConfig, TrainConfig
 from atlas_wm.data.dataset import EpisodeData
@@ -17,7 +17,7 @@ from atlas_wm.models.encoders import ViTEncoder
 from atlas_wm.models.pretrained import load_dinov2
 from atlas_wm.models.world_model import WorldModel
 from atlas_wm.plan.planner import Planner
-from atlas_wm.run_folder import read_run, read_weights
+from atlas_wm.run_folder import WEIGHTS, read_run
 from atlas_wm.streams import stream
 from atlas_wm.train.loop import train
 
@@ -169,7 +169,7 @@ def test_a_run_that_goes_on_encodes_nothing_again(tmp_path, dataset_path, task, 
         config, task, dataset_path, tmp_path / "run", on_encoded=lambda done, total: seen.append(done), **given
     )
     assert not seen and not (run / "tokens.f16").exists()
-    torch.testing.assert_close(read_weights(run), read_weights(whole), rtol=0, atol=0)
+    torch.testing.assert_close(load_file(run / WEIGHTS), load_file(whole / WEIGHTS), rtol=0, atol=0)
 
 
 def test_a_token_file_holds_every_row_and_travels_to_loader_processes(tmp_path, dataset_path, task):

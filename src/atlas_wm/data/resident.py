@@ -120,7 +120,6 @@ class _Pieces(Dataset[Any]):
         return -(-len(self.data.actions) // AT_ONCE)
 
     def __getitem__(self, piece: int) -> Tensor | UserError:
-        torch.set_num_threads(1)
         first = piece * AT_ONCE
         try:
             return self.data.frames_of(np.arange(first, min(first + AT_ONCE, len(self.data.actions))))
