@@ -18,6 +18,14 @@ LARGEST_HEAD = 64
 
 
 @triton.jit
+def _places(which, PATCHES: tl.constexpr, HEADS: tl.constexpr, E: tl.constexpr):
+    """Where pair number ``which`` of frame and head begins in (…, 3, HEADS, E), in (…, HEADS, E) and in (which, …)."""
+    token = (which // HEADS).to(tl.int64) * (1 + PATCHES)
+    head = (which % HEADS) * E
+    return token * (3 * HEADS * E) + head, token * (HEADS * E) + head, which.to(tl.int64) * (1 + PATCHES)
+
+
+@triton.jit
 def _rows(base, first, stride, e, PATCHES: tl.constexpr, ROWS: tl.constexpr, WHOLE: tl.constexpr):
     """Patches first.. of a frame, zero beyond the last: (ROWS, E). Token 0 is the CLS token."""
     r = first + tl.arange(0, ROWS)
@@ -38,10 +46,8 @@ def _attend(qkv, out, lse, scale, PATCHES: tl.constexpr, HEADS: tl.constexpr, E:
     which, block = tl.program_id(0), tl.program_id(1)
     WIDTH: tl.constexpr = HEADS * E
     WHOLE: tl.constexpr = KEYS == PATCHES
-    frame = (which // HEADS).to(tl.int64) * (1 + PATCHES)
-    qkv += frame * 3 * WIDTH + (which % HEADS) * E
-    out += frame * WIDTH + (which % HEADS) * E
-    lse += which.to(tl.int64) * (1 + PATCHES)
+    three, one, line = _places(which, PATCHES, HEADS, E)
+    qkv, out, lse = qkv + three, out + one, lse + line
     e, n = tl.arange(0, E), tl.arange(0, BLOCK)
     k0, v0 = tl.load(qkv + WIDTH + e).to(tl.float32), tl.load(qkv + 2 * WIDTH + e).to(tl.float32)
 
@@ -97,12 +103,8 @@ def _attend_backward_keys(qkv, out, lse, grad, dqkv, sums, scale, PATCHES: tl.co
     which = tl.program_id(0)
     WIDTH: tl.constexpr = HEADS * E
     WHOLE: tl.constexpr = KEYS == PATCHES
-    frame = (which // HEADS).to(tl.int64) * (1 + PATCHES)
-    qkv += frame * 3 * WIDTH + (which % HEADS) * E
-    dqkv += frame * 3 * WIDTH + (which % HEADS) * E
-    out += frame * WIDTH + (which % HEADS) * E
-    grad += frame * WIDTH + (which % HEADS) * E
-    lse += which.to(tl.int64) * (1 + PATCHES)
+    three, one, line = _places(which, PATCHES, HEADS, E)
+    qkv, dqkv, out, grad, lse = qkv + three, dqkv + three, out + one, grad + one, lse + line
     sums += which * 6 * E
     low = dqkv.dtype.element_ty
     scale2 = scale * 1.4426950408889634
@@ -149,12 +151,8 @@ def _attend_backward_queries(qkv, out, lse, grad, dqkv, sums, scale, PATCHES: tl
     which = tl.program_id(0)
     WIDTH: tl.constexpr = HEADS * E
     WHOLE: tl.constexpr = KEYS == PATCHES
-    frame = (which // HEADS).to(tl.int64) * (1 + PATCHES)
-    qkv += frame * 3 * WIDTH + (which % HEADS) * E
-    dqkv += frame * 3 * WIDTH + (which % HEADS) * E
-    out += frame * WIDTH + (which % HEADS) * E
-    grad += frame * WIDTH + (which % HEADS) * E
-    lse += which.to(tl.int64) * (1 + PATCHES)
+    three, one, line = _places(which, PATCHES, HEADS, E)
+    qkv, dqkv, out, grad, lse = qkv + three, dqkv + three, out + one, grad + one, lse + line
     sums += which * 6 * E + 3 * E
     low = dqkv.dtype.element_ty
     scale2 = scale * 1.4426950408889634
