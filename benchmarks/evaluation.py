@@ -16,9 +16,8 @@ import os
 import tempfile
 import time
 import warnings
-from concurrent.futures import ProcessPoolExecutor
+from collections import deque
 from dataclasses import replace
-from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +31,7 @@ from torch import Tensor, nn
 from atlas_wm.config import ModelConfig, PlanConfig
 from atlas_wm.data.collect import collect
 from atlas_wm.data.dataset import EpisodeData
-from atlas_wm.evaluate.evaluate import Job, Setup, _run_job, _start_worker
+from atlas_wm.evaluate.evaluate import Job, Setup, Worker
 from atlas_wm.evaluate.protocol import Protocol, draw_starts
 from atlas_wm.frames import reduce_frames
 from atlas_wm.models.world_model import WorldModel
@@ -42,6 +41,7 @@ from atlas_wm.run_folder import DataInfo, RunInfo
 from atlas_wm.streams import stream
 from atlas_wm.tasks.base import import_harness
 from atlas_wm.tasks.tworoom import TwoRoom
+from atlas_wm.workers import Helpers
 
 RECORDED = 60
 # How the published evaluation puts an environment into a row of the dataset.
@@ -132,13 +132,12 @@ def evaluate_ours(
     cores = os.cpu_count() or 1
     each = -(-len(rows) // (2 * cores))
     jobs = [Job("model", protocol, 0, tuple(rows[i : i + each].tolist())) for i in range(0, len(rows), each)]
-    with ProcessPoolExecutor(
-        cores, get_context("spawn"), _start_worker, (Setup(str(run), str(path), plan, "cpu"),)
-    ) as pool:
+    setup = Setup(str(run), "tworoom", str(path), plan, "cpu")
+    with contextlib.closing(Helpers(cores, Worker, setup)) as helpers:
         warm_up = replace(jobs[0], rows=jobs[0].rows[:1])
-        list(pool.map(_run_job, [warm_up] * cores))
+        list(helpers.each(deque([("run", warm_up)] * cores)))
         started = time.perf_counter()
-        results = list(pool.map(_run_job, jobs))
+        results = [result for _, result in helpers.each(deque(("run", job) for job in jobs))]
         seconds = time.perf_counter() - started
     return seconds, 100 * float(np.mean([r.success for result in results for r in result.records]))
 

@@ -19,7 +19,7 @@ LARGEST_HEAD = 64
 
 @triton.jit
 def _places(which, PATCHES: tl.constexpr, HEADS: tl.constexpr, E: tl.constexpr):
-    """Where pair number ``which`` of frame and head begins in (…, 3, HEADS, E), in (…, HEADS, E) and in (which, …)."""
+    """Where pair ``which`` of frame and head begins in (…, 3, HEADS, E), in (…, HEADS, E) and in (which, …)."""
     token = (which // HEADS).to(tl.int64) * (1 + PATCHES)
     head = (which % HEADS) * E
     return token * (3 * HEADS * E) + head, token * (HEADS * E) + head, which.to(tl.int64) * (1 + PATCHES)
