@@ -35,4 +35,4 @@ lint: $(READY)
 	$(VENV)/bin/mypy
 
 test: lint
-	$(VENV)/bin/python -m pytest -n auto --maxprocesses 8 --dist loadfile
+	$(VENV)/bin/python -m pytest -n auto --maxprocesses 8 --dist loadfile --no-loadscope-reorder

@@ -64,3 +64,9 @@ def demo_model():
         torch.nn.init.normal_(block.modulation[-1].weight, std=0.5)
         torch.nn.init.normal_(block.modulation[-1].bias, std=0.5)
     return model.eval()
+
+
+def pytest_collection_modifyitems(items):
+    """Files with slow tests first, so that none of them is left for the end, when the others are done."""
+    slow = {item.path for item in items if item.get_closest_marker("slow")}
+    items.sort(key=lambda item: item.path not in slow)

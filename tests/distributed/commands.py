@@ -6,8 +6,10 @@ import shutil
 import signal
 import sys
 import time
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -33,24 +35,22 @@ from atlas_wm.train.loop import train
 DATA, RUN, OUT = sys.argv[1], Path(sys.argv[2]), Path(sys.argv[3])
 
 
-class Pool:
+class Here:
     """Worker processes that would take seconds to start, played by the one that asks them."""
 
-    def __init__(self, workers: int, mp_context: Any = None, initializer: Any = None, initargs: tuple = ()):
-        initializer(*initargs)
+    def __init__(self, count: int, make: Callable[..., Any], *arguments: Any):
+        self.make, self.arguments = make, arguments
 
-    def __enter__(self) -> "Pool":
-        return self
+    @cached_property
+    def made(self) -> Any:
+        return self.make(*self.arguments)
 
-    def __exit__(self, *_: object) -> None: ...
+    def each(self, requests: deque[Any]) -> Iterator[tuple[Any, Any]]:
+        while requests:
+            what, *given = request = requests.popleft()
+            yield request, getattr(self.made, what)(*given)
 
-    def shutdown(self, **_: object) -> None: ...
-
-    map = staticmethod(map)
-
-    def submit(self, function: Callable[..., Any], *arguments: Any) -> Any:
-        answer = function(*arguments)
-        return type("Done", (), {"result": lambda self: answer})()
+    def close(self) -> None: ...
 
 
 def training(folder: Path, on_progress: Callable[[Any], None] = lambda progress: None, data: str = DATA) -> None:
@@ -122,7 +122,7 @@ def full() -> None:
 if __name__ == "__main__":
     torch.set_num_threads(1)
     EpisodeData(DATA, get_task("tworoom"), 32, 5)  # imports what it needs, before the others are forked
-    evaluate.ProcessPoolExecutor = simulate.ProcessPoolExecutor = Pool
+    evaluate.Helpers = simulate.Helpers = Here
     scenario("alone", commands, size=1)
     scenario("together", commands)
     scenario("under-slurm", training, slurm=True)

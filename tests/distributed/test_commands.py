@@ -13,6 +13,8 @@ from atlas_wm.cli import main
 from atlas_wm.errors import UserError
 from atlas_wm.launch import Place, place
 
+pytestmark = pytest.mark.slow
+
 HERE = Path(__file__).parent
 
 

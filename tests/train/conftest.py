@@ -5,7 +5,7 @@ import torch
 from short_runs import short_config, short_train
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def one_thread():
     """The same sums in the same order, in this process and in others."""
     threads = torch.get_num_threads()
