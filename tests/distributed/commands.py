@@ -53,11 +53,12 @@ class Here:
     def close(self) -> None: ...
 
 
-def training(folder: Path, on_progress: Callable[[Any], None] = lambda progress: None, data: str = DATA) -> None:
+def training(
+    folder: Path, on_progress: Callable[[Any], None] = lambda progress: None, data: str = DATA, **settings: Any
+) -> None:
     config = demo("atlas")
-    config = replace(
-        config, train=replace(config.train, steps=4, batch=9, log_every=2, validate_every=2, batchnorm_batches=2)
-    )
+    few = {"steps": 4, "batch": 9, "log_every": 2, "validate_every": 2, "batchnorm_batches": 2}
+    config = replace(config, train=replace(config.train, **few, **settings))
     task, options = get_task("tworoom"), {"method": "atlas", "recipe": "demo", "device": "cpu"}
     train(config, task, data, folder / "trained", on_progress=on_progress, **options)
 
@@ -115,6 +116,11 @@ def second(action: Callable[[], None]) -> Callable[[Any], None]:
     return lambda progress: action() if place().rank == 1 else None
 
 
+def die_in_the_end(progress: Any) -> None:
+    if progress.step == progress.steps:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
 def full() -> None:
     raise UserError("the disk is full")
 
@@ -129,4 +135,6 @@ if __name__ == "__main__":
     scenario("one-fails", lambda f: training(f, second(full)))
     scenario("one-fails-under-slurm", lambda f: training(f, second(full)), slurm=True)
     scenario("one-is-killed", lambda f: training(f, second(lambda: os.kill(os.getpid(), signal.SIGKILL))))
+    scenario("broken-off", lambda f: training(f, die_in_the_end, checkpoint_every=1))
+    scenario("goes-on", lambda f: training(OUT / "broken-off", checkpoint_every=1))
     scenario("all-fail", lambda f: training(f, data="nowhere.h5"))

@@ -57,6 +57,17 @@ def test_one_run_folder_is_written_with_the_same_metrics(out):
     assert all(weights[1][name].equal(weights[2][name]) for name in weights[0])
 
 
+def test_a_job_whose_processes_were_killed_goes_on_with_the_same_command(out):
+    assert set(ended(out / "broken-off")[0]) != {0} and set(ended(out / "goes-on")[0]) == {0}
+    run = out / "broken-off" / "trained"
+    assert not run.with_name("trained.partial").exists()
+    metrics = (run / "metrics.csv").read_text().splitlines()
+    undisturbed = (out / "together" / "trained" / "metrics.csv").read_text().splitlines()
+    assert [row.split(",")[0] for row in metrics] == ["step", "2", "4"]
+    same = slice(1, 6)  # epoch and losses, which the first part of the run wrote
+    assert metrics[1].split(",")[same] == undisturbed[1].split(",")[same]
+
+
 def test_kept_tokens_are_written_by_one_and_read_by_all(out):
     alone, together = (out / name / "from-tokens" for name in ("alone", "together"))
     assert {f.name for f in together.iterdir()} == {f.name for f in alone.iterdir()}  # no file of tokens is left
