@@ -1,6 +1,7 @@
 """Shared, small and real: one dataset and one run, made once by the code under test."""
 
 import os
+import shutil
 
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # before torch: see atlas_wm/cli.py
 os.environ.setdefault("TRITON_INTERPRET", "1")  # before triton: its kernels then run on the CPU
@@ -42,11 +43,18 @@ def tiny_config():
 
 
 @pytest.fixture(scope="session")
-def run_folder(task, dataset_path, tiny_config, tmp_path_factory) -> Path:
+def trained(task, dataset_path, tiny_config, tmp_path_factory) -> Path:
+    """A run folder that nobody writes to."""
     from atlas_wm.train.loop import train
 
     out = tmp_path_factory.mktemp("runs") / "tiny"
     return train(tiny_config, task, dataset_path, out, method="atlas", recipe="demo", device="cpu")
+
+
+@pytest.fixture(scope="module")
+def run_folder(trained, tmp_path_factory) -> Path:
+    """A copy of it, for the tests of one file."""
+    return Path(shutil.copytree(trained, tmp_path_factory.mktemp("runs") / "tiny"))
 
 
 @pytest.fixture

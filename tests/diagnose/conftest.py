@@ -31,9 +31,9 @@ def simulator() -> Iterator[Simulator]:
 
 
 @pytest.fixture(scope="session")
-def evaluated_run(run_folder, tmp_path_factory) -> Path:
+def evaluated_run(trained, tmp_path_factory) -> Path:
     """Evaluated with another planner than its settings name."""
-    folder = shutil.copytree(run_folder, tmp_path_factory.mktemp("diagnosed") / "evaluated")
+    folder = shutil.copytree(trained, tmp_path_factory.mktemp("diagnosed") / "evaluated")
     plan = PlanConfig(candidates=20, iterations=2, elites=4)
     evaluate(folder, [PROTOCOL], plan=plan, random_floor=False, films=0, workers=1, device="cpu")
     return folder
@@ -51,11 +51,11 @@ def other_data(dataset_path, tmp_path_factory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def diagnosed(evaluated_run, other_data, run_folder, task, tmp_path_factory) -> Diagnosed:
+def diagnosed(evaluated_run, other_data, trained, task, tmp_path_factory) -> Diagnosed:
     folder = tmp_path_factory.mktemp("runs")
     changed = shutil.copytree(evaluated_run, folder / "changed")
     change_weights(changed, "predictor", 0.5)
-    elsewhere = shutil.copytree(run_folder, folder / "elsewhere")
+    elsewhere = shutil.copytree(trained, folder / "elsewhere")
     change_json(elsewhere / "config.json", "data", "path", value=str(other_data))
     hash_ = EpisodeData(other_data, task, 32, 5).content_hash()
     change_json(elsewhere / "config.json", "data", "hash", value=hash_)
