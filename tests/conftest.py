@@ -44,11 +44,16 @@ def tiny_config():
 
 @pytest.fixture(scope="session")
 def trained(task, dataset_path, tiny_config, tmp_path_factory) -> Path:
-    """A run folder that nobody writes to."""
+    """A run folder that nobody writes to, with the same weights whatever ran before it."""
+    import torch
+
     from atlas_wm.train.loop import train
 
-    out = tmp_path_factory.mktemp("runs") / "tiny"
-    return train(tiny_config, task, dataset_path, out, method="atlas", recipe="demo", device="cpu")
+    out, threads = tmp_path_factory.mktemp("runs") / "tiny", torch.get_num_threads()
+    torch.set_num_threads(1)
+    train(tiny_config, task, dataset_path, out, method="atlas", recipe="demo", device="cpu")
+    torch.set_num_threads(threads)
+    return out
 
 
 @pytest.fixture(scope="module")

@@ -89,6 +89,7 @@ def test_a_run_folder_holds_everything(run_folder, tiny_config):
     assert not run_folder.with_name("tiny.partial").exists()
 
 
+@pytest.mark.usefixtures("one_thread")
 def test_a_loaded_model_plans_what_the_trained_one_plans(dataset_path, task, tiny_config, run_folder):
     trained, _ = losses_of(EpisodeData(dataset_path, task, 32, 5), tiny_config)
     rng = np.random.default_rng(0)
