@@ -132,7 +132,7 @@ def test_a_batch_is_one_query_and_tells_what_single_plans_tell(model, ready, mon
         together = planner._solve(frames, goals, streams(), torch.zeros(6, QUICK.horizon, 10))  # as on a GPU
     assert queries == [18]
     for a, b in zip(together, single, strict=True):
-        assert a.novelty == pytest.approx(b.novelty, abs=100 / BANK_FRAMES)
+        assert tuple(a.novelty) == pytest.approx(tuple(b.novelty), abs=150 / BANK_FRAMES)  # a rank may differ
 
 
 def test_of_patch_tokens_the_bank_holds_the_mean():
