@@ -21,7 +21,7 @@ log = logging.getLogger(__name__)
 TILES = (16, 14, 8, 7, 4, 2, 1)  # sides of a tile: the first that divides the frame's
 SAMPLE = 256  # frames that tell the background, and how much the rest will take
 AT_ONCE = 256  # frames read together
-SHARE = 0.5  # of the free memory that may be taken
+SHARE = 0.3  # of the free memory that may be taken; twice that while the pieces are put together
 
 
 class ResidentFrames:
