@@ -4,6 +4,8 @@ import shutil
 from pathlib import Path
 
 from atlas_wm.card import write_card
+from atlas_wm.evaluate.evaluate import evaluate
+from atlas_wm.evaluate.protocol import Protocol
 from atlas_wm.models.world_model import WorldModel
 from atlas_wm.run_folder import write_json
 
@@ -43,3 +45,13 @@ def test_a_licence_that_was_filled_in_stays(run_folder, tmp_path):
     card.write_text(card.read_text().replace("license: unknown", "license: mit"))
     write_card(run)
     assert "\nlicense: mit\n" in card.read_text() and "## Licence\n\nmit\n" in card.read_text()
+
+
+def test_a_damaged_older_result_does_not_spoil_an_evaluation(run_folder, tmp_path, caplog):
+    run = Path(shutil.copytree(run_folder, tmp_path / "run"))
+    (run / "evaluation").mkdir()
+    (run / "evaluation" / "older.json").write_text("{")
+    (report,) = evaluate(run, [Protocol(10, 12, 2, (1,))], random_floor=False, films=0, workers=1, device="cpu")
+    assert report["model"]["success_mean"] is not None
+    assert (run / "evaluation" / "all_offset10_budget12.json").exists()
+    assert "the model card stays as it was" in caplog.text and "older.json" in caplog.text

@@ -1,5 +1,6 @@
 """Evaluate a run: many episodes, several conditions, results as JSON in the run folder."""
 
+import logging
 import time
 from collections import deque
 from collections.abc import Callable, Generator
@@ -30,6 +31,7 @@ from atlas_wm.tasks import get_task, get_task_of, task_id
 from atlas_wm.versions import versions
 from atlas_wm.workers import TIMEOUT, Died, Helpers, check_timeout
 
+log = logging.getLogger(__name__)
 ENOUGH_ERRORS = 20  # episodes: if all of the first ones failed with an error, the others would too
 NEIGHBOURS = 50  # of the k-NN novelty (Appendix idood)
 # On the CPU episodes are planned one by one and processes share the work; a GPU plans many at once.
@@ -265,7 +267,10 @@ def evaluate(
             }
             _write(place, protocol.name + setup.plan.replanning, report, films_of)
     if is_main():
-        write_card(run)
+        try:
+            write_card(run)
+        except UserError as error:  # an older file of results is damaged: these are written all the same
+            log.warning("the model card stays as it was: %s", error)
     return reports
 
 
