@@ -4,7 +4,9 @@ import json
 import logging
 import os
 import signal
+import time
 from dataclasses import replace
+from multiprocessing import Pipe
 
 import pytest
 import torch
@@ -14,7 +16,7 @@ from atlas_wm.data.clips import Batch, ClipDataset
 from atlas_wm.errors import UserError
 from atlas_wm.losses.objective import TERMS
 from atlas_wm.train.checkpoint import checkpoints_in, read_saved
-from atlas_wm.train.watch import CollapseWatch
+from atlas_wm.train.watch import CollapseWatch, dead_loaders_named
 
 
 def read_bad(out):
@@ -95,6 +97,37 @@ def test_training_without_a_regulariser_is_told_of_its_collapse(dataset_path, tm
         run = short_train(alone, dataset_path, tmp_path / "alone")
     assert caplog.text.count("the latents collapse") == 1
     assert float(metrics(run)[-1]["val_variance"]) < 0.01
+
+
+@pytest.mark.parametrize("seconds", [0, 1e-6, 0.05])  # 0: never
+def test_the_signal_of_a_dead_loader_may_follow_its_broken_connection(seconds):
+    """Torch raises a RuntimeError wherever this process is when the signal comes: it must not replace the line."""
+
+    def as_torch_does(number, frame) -> None:
+        raise RuntimeError("DataLoader worker (pid 1) is killed by signal: Killed.")
+
+    def read_from_the_dead() -> None:
+        ours, theirs = Pipe()
+        theirs.close()
+        try:
+            ours.recv()
+        finally:
+            signal.setitimer(signal.ITIMER_REAL, seconds)
+
+    before = signal.signal(signal.SIGALRM, as_torch_does)
+    try:
+        with pytest.raises(UserError, match="a loader process died"), dead_loaders_named():
+            read_from_the_dead()
+        time.sleep(0.2)  # the rest of the program, which the signal must not reach
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+
+
+def test_errors_that_are_not_of_a_loader_stay_what_they_are():
+    for error in (OSError("full"), EOFError("short"), RuntimeError("shapes")):
+        with pytest.raises(type(error), match=str(error)), dead_loaders_named():
+            raise error
 
 
 def test_a_loader_process_that_is_killed_is_told_in_one_line(dataset_path, tmp_path):

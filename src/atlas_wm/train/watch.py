@@ -4,10 +4,11 @@ import logging
 import os
 import signal
 import threading
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from traceback import extract_tb
+from traceback import walk_tb
 from types import FrameType, TracebackType
 from typing import Any, NoReturn
 
@@ -27,6 +28,7 @@ HEALTH = ("rank", "variance", "least_variance")
 # effective rank of 2.2 to 2.5 in the demo, whatever their number of coordinates.
 LEAST_RANK, LEAST_VARIANCE = 1.5, 0.01
 NAMED = 5  # clips in a message; the file has them all
+SIGNAL_FOLLOWS = 1.0  # seconds within which the system tells of a process whose connection has ended
 
 
 class Recent:
@@ -150,16 +152,31 @@ class StopSignals:
 
 @contextmanager
 def dead_loaders_named() -> Iterator[None]:
-    """A loader process that is killed surfaces as a RuntimeError anywhere in this process, or as an error of the
-    connection to it."""
+    """A loader process that is killed surfaces as an error of the connection to it, or as a RuntimeError: raised by
+    torch's handler of SIGCHLD, so anywhere in this process, also while the other is being dealt with."""
     try:
-        yield
-    except (RuntimeError, OSError, EOFError) as error:
-        told = isinstance(error, RuntimeError) and "DataLoader worker (pid" in str(error)
-        if not told and "multiprocessing" not in Path(extract_tb(error.__traceback__)[-1].filename).parts:
+        try:
+            yield
+        except (OSError, EOFError) as error:
+            if not of_a_connection(error):
+                raise
+            time.sleep(SIGNAL_FOLLOWS)  # here it is expected, later it would end the program in a traceback
+            raise dead_loader(error) from error
+    except RuntimeError as error:
+        if "DataLoader worker (pid" not in str(error):
             raise
-        reason = str(error).partition("\n")[0].rstrip(".") or type(error).__name__
-        raise UserError(
-            f"a loader process died, often for want of memory ({reason}): the same command goes on from the last "
-            f"checkpoint, also with fewer --train.workers"
-        ) from error
+        raise dead_loader(error) from error
+
+
+def of_a_connection(error: BaseException) -> bool:
+    """Raised in the standard library's multiprocessing, which the loader's processes are talked to through."""
+    deepest = list(walk_tb(error.__traceback__))[-1][0]
+    return "multiprocessing" in Path(deepest.f_code.co_filename).parts
+
+
+def dead_loader(error: BaseException) -> UserError:
+    reason = str(error).partition("\n")[0].rstrip(".") or type(error).__name__
+    return UserError(
+        f"a loader process died, often for want of memory ({reason}): the same command goes on from the last "
+        f"checkpoint, also with fewer --train.workers"
+    )
