@@ -102,6 +102,8 @@ def _parameters(block: Any) -> Iterator[Tensor]:
 
 def _weight_gradient(grad: Tensor, x: Tensor) -> Tensor:
     """gradᵀ·x in float32: (out, in)"""
+    if not grad.is_cuda:
+        return grad.T.float() @ x.float()
     if grad.dtype == torch.float32:
         return grad.T @ x
     return torch.mm(grad.T, x, out_dtype=torch.float32)
