@@ -1,0 +1,84 @@
+"""Success and time of a run under both planning rules, with a new plan after every K blocks.
+
+    python benchmarks/replanning.py RUN [--every 5 2 1] [--rules terminal nearest] [--episodes 200] [--seeds 42]
+
+Every row is ``atlas eval --replan-every K --rule RULE`` on the same episodes, with its results in RUN/evaluation;
+a row is printed as soon as it is known. ``--precisions bf16 float32`` compares those as well.
+"""
+
+import argparse
+import logging
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+from rich.console import Console
+from rich.table import Table
+
+from atlas_wm.evaluate.evaluate import evaluate
+from atlas_wm.evaluate.protocol import Protocol
+from atlas_wm.run_folder import read_run
+
+SOON = 25  # steps
+
+
+def row_of(report: dict[str, Any]) -> list[str]:
+    model = report["model"]
+    episodes = [e for mine in model["episodes"].values() for e in mine]
+    success = np.array([e["success"] for e in episodes])
+    steps = np.array([e["steps"] if e["success"] else report["protocol"]["budget"] for e in episodes])
+    rate, soon = 100 * success.mean(), 100 * (success & (steps <= SOON)).mean()
+    return [
+        f"{rate:.1f} ± {np.sqrt(rate * (100 - rate) / len(episodes)):.1f}",
+        f"{soon:.1f}",
+        f"{steps.mean():.1f}",
+        f"{model['plans']:,}",
+        f"{1e3 * model['seconds_per_plan']:.1f}",
+        f"{model['planning_seconds'] / len(episodes):.3f}",
+    ]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("run")
+    parser.add_argument("--every", type=int, nargs="+", default=[5, 2, 1], help="blocks before the next plan")
+    parser.add_argument("--rules", nargs="+", default=["terminal", "nearest"])
+    parser.add_argument("--precisions", nargs="+", default=["auto"])
+    parser.add_argument("--episodes", type=int, default=200, help="for each seed")
+    parser.add_argument("--seeds", type=int, nargs="+", default=[42])
+    parser.add_argument("--offset", type=int, default=50)
+    parser.add_argument("--part", default="all", choices=["all", "heldout"])
+    parser.add_argument("--data", help="[default: where the run has its data from]")
+    parser.add_argument("--device", default="auto")
+    arguments = parser.parse_args()
+    logging.basicConfig(level=logging.INFO, format="%(message)s")
+    plan = read_run(arguments.run)[0].config.plan
+    protocol = Protocol(arguments.offset, None, arguments.episodes, tuple(arguments.seeds), arguments.part)
+    names = "success, %", f"within {SOON} steps, %", "mean steps", "plans", "ms a plan", "planning, s an episode"
+    console, table = Console(), Table("rule, K, precision", *names)
+    for rule in arguments.rules:
+        for every in arguments.every:
+            for precision in arguments.precisions:
+                (report,) = evaluate(
+                    arguments.run,
+                    [protocol],
+                    data_path=arguments.data,
+                    plan=replace(plan, rule=rule, execute=every),
+                    random_floor=False,
+                    films=0,
+                    device=arguments.device,
+                    precision=precision,
+                )
+                cells = f"{rule}, {every}, {precision}", *row_of(report)
+                table.add_row(*cells)
+                print(" | ".join(cells), flush=True)
+    console.print(table)
+    console.print(
+        f"{arguments.episodes} episodes for each of {len(arguments.seeds)} seeds at offset {protocol.offset}, "
+        f"budget {protocol.steps} (the steps of a failure), "
+        f"CEM {plan.candidates}×{plan.iterations}×{plan.horizon}; ± is a standard error"
+    )
+
+
+if __name__ == "__main__":
+    main()
