@@ -1,3 +1,5 @@
+import logging
+
 import numpy as np
 import pytest
 import torch
@@ -130,6 +132,16 @@ def test_products_in_bf16_find_plans_of_like_cost(demo_model):
     plans = [planner.plan(picture(), picture(seed=1)) for planner in (exact, rough)]
     assert plans[1].cost == pytest.approx(plans[0].cost, rel=0.1)
     assert not np.array_equal(plans[0].actions, plans[1].actions)
+
+
+def test_a_cpu_without_packed_products_is_told_of_once(planner, monkeypatch, caplog):
+    expected = planner.plan(picture(), picture(seed=1))
+    monkeypatch.setattr(module.PackedProduct, "supported", lambda dtype: False)
+    without = Planner(planner.model, QUICK)
+    with caplog.at_level(logging.INFO):
+        plans = [without.plan(picture(), picture(seed=1)) for _ in range(2)]
+    assert caplog.text.count("no oneDNN products in float32") == 1
+    np.testing.assert_allclose(plans[0].cost, expected.cost, rtol=1e-3)
 
 
 def test_new_weights_are_noticed(planner, demo_model):

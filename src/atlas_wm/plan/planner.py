@@ -30,6 +30,10 @@ def dtype_of(precision: str) -> torch.dtype | None:
     return {"auto": None, "bf16": torch.bfloat16, "float32": torch.float32}[precision]
 
 
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
 class Novelty(NamedTuple):
     """How unknown latents are: 0 to 100, the share of training frames that are better known (LatentBank)."""
 
@@ -167,7 +171,7 @@ class Planner:
         try:
             if self._captured is None:
                 self._captured = CapturedSearch(self.model, self.config, self.dtype)
-                log.info("fast path: CUDA graphs, products in %s", str(self.dtype).removeprefix("torch."))
+                log.info("fast path: CUDA graphs, products in %s", _name(self.dtype))
             with torch.cuda.device(self.device):  # kernels go to the current one
                 return self._captured(frames, goals, [s.initial_seed() for s in streams], start)
         except Exception as error:  # whatever a driver, a compiler or little memory brings about
@@ -185,6 +189,8 @@ class Planner:
         weights = Weights.of(self.model.predictor)
         if self._fast is None or weights != self._weights:
             pack = self.device.type == "cpu" and PackedProduct.supported(self.dtype)
+            if self.device.type == "cpu" and not pack and self._fast is None:
+                log.info("slower: this torch or this CPU has no oneDNN products in %s", _name(self.dtype))
             self._fast, self._weights = FastTerminal(self.model.predictor, self.dtype, pack), weights
         return self._fast
 
