@@ -11,7 +11,7 @@ import argparse
 from dataclasses import replace
 
 import torch
-from lightning.fabric import Fabric
+from pairs import our_step
 from rich.console import Console
 from rich.table import Table
 from torch import Tensor
@@ -22,7 +22,6 @@ from atlas_wm.device import pick_device
 from atlas_wm.models.world_model import WorldModel
 from atlas_wm.recipes import paper
 from atlas_wm.streams import stream
-from atlas_wm.train.step import CapturedStep, PlainStep, Step, precision_of
 
 BATCHES = 12  # that are shown again and again
 LAST = 20
@@ -42,13 +41,8 @@ def moving_spot(size: int, image: int, number: int, device: torch.device) -> Bat
 
 def losses(name: str, config: RunConfig, batches: list[Batch], steps: int, device: torch.device) -> Tensor:
     torch.manual_seed(0)
-    model = WorldModel(config.model, action_size=2).to(device).train()
-    step: Step
-    if name.startswith("plain"):
-        fabric = Fabric(accelerator=device.type, devices=1, precision=precision_of(config.train, device))
-        step = PlainStep(fabric, fabric.setup_module(model), config)
-    else:
-        step = CapturedStep(model, config, device, compiled="compiled" in name)
+    model = WorldModel(config.model, action_size=2).to(device)
+    step = our_step(model, config, device, fast=name.startswith("fast"), compiled="compiled" in name)
     total = [
         step(
             batches[i % len(batches)], stream(2, i, device=device), config.train.lr * min(1, (i + 1) / 20)
@@ -74,7 +68,7 @@ def main() -> None:
     batches = [moving_spot(size, model.encoder.image_size, i, device) for i in range(BATCHES)]
     names = ["plain again", *(["fast"] if gpu else []), *(["fast, compiled"] if gpu and arguments.compile else [])]
     plain = losses("plain", config, batches, steps, device)
-    table = Table("step", "2nd loss", "largest", f"mean of the last {LAST}", "last loss")
+    table = Table("step", "2nd step", "largest", f"mean of the last {LAST}", "last loss")
     for name in names:
         other = losses(name, config, batches, steps, device)
         gap = (other - plain).abs() / plain

@@ -1,4 +1,4 @@
-"""The same LeWM twice, as stable-worldmodel's own module and as ours, and how both are timed."""
+"""The same LeWM twice, as stable-worldmodel's own module and as ours, our training steps, and how all are timed."""
 
 import time
 from collections.abc import Callable
@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from lightning.fabric import Fabric
 from torch import Tensor, nn
 
 from atlas_wm.config import IMAGENET_MEAN, IMAGENET_STD, ModelConfig, RunConfig
@@ -15,6 +16,7 @@ from atlas_wm.convert.lewm import installed_names_are_old, old_name, to_lewm
 from atlas_wm.models.world_model import WorldModel
 from atlas_wm.recipes import paper
 from atlas_wm.tasks.base import import_harness
+from atlas_wm.train.step import CapturedStep, PlainStep, Step, precision_of
 
 PEAK = 790e12  # measured rate of an H200 for a large bf16 matrix product, FLOP/s
 
@@ -81,6 +83,17 @@ def their_lewm(ours: WorldModel) -> Any:
 def normalised(frames: Tensor) -> Tensor:
     mean, std = (torch.tensor(v, device=frames.device).view(3, 1, 1) for v in (IMAGENET_MEAN, IMAGENET_STD))
     return (frames / 255 - mean) / std
+
+
+def our_step(
+    model: WorldModel, config: RunConfig, device: torch.device, *, fast: bool, compiled: bool = False
+) -> Step:
+    """A training step as it is written, or (on a GPU) the fast one."""
+    model.train()
+    if fast:
+        return CapturedStep(model, config, device, compiled=compiled)
+    fabric = Fabric(accelerator=device.type, devices=1, precision=precision_of(config.train, device))
+    return PlainStep(fabric, fabric.setup_module(model), config)
 
 
 def milliseconds(device: torch.device, rounds: int, *functions: Callable[[], Any]) -> list[float]:

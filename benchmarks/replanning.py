@@ -2,13 +2,17 @@
 
     python benchmarks/replanning.py RUN [--every 5 2 1] [--rules terminal nearest] [--episodes 200] [--seeds 42]
 
-Every row is ``atlas eval --replan-every K --rule RULE`` on the same episodes, with its results in RUN/evaluation;
-a row is printed as soon as it is known. ``--precisions bf16 float32`` compares those as well.
+Every row is ``atlas eval --replan-every K --rule RULE`` on the same episodes, printed as soon as it is known. The
+run folder is left as it is. ``--precisions bf16 float32`` compares those as well.
 """
 
 import argparse
 import logging
+import shutil
 from dataclasses import replace
+from itertools import product
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
@@ -56,22 +60,22 @@ def main() -> None:
     protocol = Protocol(arguments.offset, None, arguments.episodes, tuple(arguments.seeds), arguments.part)
     names = "success, %", f"within {SOON} steps, %", "mean steps", "plans", "ms a plan", "planning, s an episode"
     console, table = Console(), Table("rule, K, precision", *names)
-    for rule in arguments.rules:
-        for every in arguments.every:
-            for precision in arguments.precisions:
-                (report,) = evaluate(
-                    arguments.run,
-                    [protocol],
-                    data_path=arguments.data,
-                    plan=replace(plan, rule=rule, execute=every),
-                    random_floor=False,
-                    films=0,
-                    device=arguments.device,
-                    precision=precision,
-                )
-                cells = f"{rule}, {every}, {precision}", *row_of(report)
-                table.add_row(*cells)
-                print(" | ".join(cells), flush=True)
+    with TemporaryDirectory() as folder:  # results of other evaluations stay in the run folder
+        run = shutil.copytree(arguments.run, Path(folder) / "run")
+        for rule, every, precision in product(arguments.rules, arguments.every, arguments.precisions):
+            (report,) = evaluate(
+                run,
+                [protocol],
+                data_path=arguments.data,
+                plan=replace(plan, rule=rule, execute=every),
+                random_floor=False,
+                films=0,
+                device=arguments.device,
+                precision=precision,
+            )
+            cells = f"{rule}, {every}, {precision}", *row_of(report)
+            table.add_row(*cells)
+            print(" | ".join(cells), flush=True)
     console.print(table)
     console.print(
         f"{arguments.episodes} episodes for each of {len(arguments.seeds)} seeds at offset {protocol.offset}, "

@@ -13,8 +13,7 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-from lightning.fabric import Fabric
-from pairs import PEAK, lewm_pair, milliseconds, normalised, their_config
+from pairs import PEAK, lewm_pair, milliseconds, normalised, our_step, their_config
 from rich.console import Console
 from rich.table import Table
 from torch import Tensor, nn
@@ -26,7 +25,6 @@ from atlas_wm.device import pick_device
 from atlas_wm.models.world_model import WorldModel
 from atlas_wm.recipes import paper
 from atlas_wm.streams import stream
-from atlas_wm.train.step import CapturedStep, PlainStep, Step, precision_of
 
 RATE = 5e-5
 
@@ -64,19 +62,6 @@ def their_step(model: Any, batch: Batch, device: torch.device) -> Callable[[], T
     return step
 
 
-def our_step(
-    model: WorldModel, config: RunConfig, batch: Batch, device: torch.device, fast: bool
-) -> Callable[[], Any]:
-    model.train()
-    step: Step
-    if fast:
-        step = CapturedStep(model, config, device, compiled=False)
-    else:
-        fabric = Fabric(accelerator=device.type, devices=1, precision=precision_of(config.train, device))
-        step = PlainStep(fabric, fabric.setup_module(model), config)
-    return lambda: step(batch, stream(0, device=device), RATE)
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--device", default="auto")
@@ -90,15 +75,18 @@ def main() -> None:
     draw = stream(1)
     frames = torch.randint(0, 256, (size, 4, 3, 224, 224), dtype=torch.uint8, generator=draw)
     batch = Batch(frames.to(device), torch.randn(size, 3, 10, generator=draw).to(device))
-    theirs, ours = lewm_pair(device)
+
+    def ours(model: WorldModel, config: RunConfig, fast: bool = False) -> Callable[[], Any]:
+        step = our_step(model.to(device), config, device, fast=fast)
+        return lambda: step(batch, stream(0, device=device), RATE)
+
+    theirs, same = lewm_pair(device)
     lewm, atlas = their_config(), replace(paper("atlas"), model=their_config().model)
     rows: dict[str, Callable[[], Any]] = {"stable-worldmodel LeWM": their_step(theirs, batch, device)}
     for name, config in {"LeWM": lewm, "ATLAS": atlas}.items():
-        rows[f"atlas-wm {name}, plain"] = our_step(
-            WorldModel(config.model, 2).to(device), config, batch, device, False
-        )
+        rows[f"atlas-wm {name}, plain"] = ours(WorldModel(config.model, 2), config)
     if gpu:
-        rows["atlas-wm ATLAS, captured"] = our_step(ours, atlas, batch, device, True)
+        rows["atlas-wm ATLAS, captured"] = ours(same, atlas, fast=True)
         for _ in range(5):
             rows["atlas-wm ATLAS, captured"]()
     times = milliseconds(device, arguments.rounds, *rows.values())

@@ -4,9 +4,11 @@ import json
 import logging
 import os
 import signal
+import socket
 import time
 from dataclasses import replace
 from multiprocessing import Pipe
+from multiprocessing.reduction import recvfds
 
 import pytest
 import torch
@@ -122,6 +124,14 @@ def test_the_signal_of_a_dead_loader_may_follow_its_broken_connection(seconds):
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, before)
+
+
+def test_frames_that_a_dead_loader_did_not_hand_over_are_told_too():
+    """A file descriptor that does not come with its message is a RuntimeError of multiprocessing."""
+    ours, theirs = socket.socketpair()
+    theirs.send(b"x")
+    with ours, theirs, pytest.raises(UserError, match="0 items of ancdata"), dead_loaders_named():
+        recvfds(ours, 1)
 
 
 def test_errors_that_are_not_of_a_loader_stay_what_they_are():

@@ -102,11 +102,9 @@ def _parameters(block: Any) -> Iterator[Tensor]:
 
 def _weight_gradient(grad: Tensor, x: Tensor) -> Tensor:
     """gradᵀ·x in float32: (out, in)"""
-    if not grad.is_cuda:
-        return grad.T.float() @ x.float()
-    if grad.dtype == torch.float32:
-        return grad.T @ x
-    return torch.mm(grad.T, x, out_dtype=torch.float32)
+    if grad.is_cuda and grad.dtype != torch.float32:
+        return torch.mm(grad.T, x, out_dtype=torch.float32)
+    return grad.T.float() @ x.float()
 
 
 class _Blocks(torch.autograd.Function):

@@ -157,7 +157,7 @@ def dead_loaders_named() -> Iterator[None]:
     try:
         try:
             yield
-        except (OSError, EOFError) as error:
+        except (RuntimeError, OSError, EOFError) as error:
             if not of_a_connection(error):
                 raise
             time.sleep(SIGNAL_FOLLOWS)  # here it is expected, later it would end the program in a traceback
@@ -169,7 +169,7 @@ def dead_loaders_named() -> Iterator[None]:
 
 
 def of_a_connection(error: BaseException) -> bool:
-    """Raised in the standard library's multiprocessing, which the loader's processes are talked to through."""
+    """Raised in multiprocessing, Python's or torch's, through which the loader's processes are talked to."""
     deepest = list(walk_tb(error.__traceback__))[-1][0]
     return "multiprocessing" in Path(deepest.f_code.co_filename).parts
 
