@@ -16,6 +16,7 @@ from triton.runtime import driver
 from triton.runtime.jit import JITFunction
 
 from atlas_wm.models.fused import fused_tokens
+from atlas_wm.models.fused_predictor import fused_blocks
 from atlas_wm.models.kernels import TritonTerminal, draw_candidates
 from atlas_wm.models.world_model import WorldModel
 from atlas_wm.recipes import paper
@@ -56,10 +57,13 @@ def main() -> None:
     for patches_too in (False, True):
         cls, patches = fused_tokens(model.encoder.vit, frames, model.encoder.mean, model.encoder.std)
         (cls.sum() + patches.sum() if patches_too else cls.sum()).backward()
+    x = torch.zeros(2, config.history, config.latent)
+    fused_blocks(model.predictor, x, x).sum().backward()
     with torch.inference_mode():
         terminal = TritonTerminal(model.eval().predictor)
         mean = torch.zeros(1, 5, 10)
-        drawn = draw_candidates(mean, mean, torch.zeros(1, dtype=torch.int64), torch.zeros(1), samples=300)
+        number = torch.zeros(1, dtype=torch.int64)
+        drawn = draw_candidates(mean, mean, number, number, samples=300)
         terminal(torch.zeros(1, config.latent), drawn)
     print(*sorted(compiled), sep="\n")
 

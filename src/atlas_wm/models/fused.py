@@ -1,8 +1,8 @@
 """The encoder's blocks for training on a CUDA device: the same function, forward and backward, in few kernels.
 
 Between two matrix products there is one kernel, and the backward pass is written out, so that gradients of biases
-and norms fall out of kernels that run anyway. The residual stream and its gradient are float32, products and what
-is kept for them bf16, as under autocast.
+and norms fall out of kernels that run anyway. Products and what is kept for them are bf16, as under autocast; the
+residual stream and its gradient have 16 bits (fused_kernels.py).
 """
 
 from collections.abc import Iterator
@@ -19,6 +19,7 @@ from atlas_wm.models import fused_attention as attention
 from atlas_wm.models import fused_kernels as kernels
 
 PER_BLOCK = 12  # parameters
+TAKES = "a trained ViT with heads of 16, 32 or 64 and at most 256 patches"
 
 
 class _Block(NamedTuple):
@@ -76,22 +77,24 @@ def fused_tokens(
     shift = (weight * (128 * scale - mean / std)).sum(dim=(1, 2, 3))
     patches = kernels.patches(frames, embed.patch_size[0], dtype)
     folded = (weight * scale).flatten(1).to(dtype)
-    x = linear(patches, pad(folded, (0, patches.shape[-1] - folded.shape[1])))
+    x = linear(patches.flatten(0, 1), pad(folded, (0, patches.shape[-1] - folded.shape[1])))
     places: Any = vit.pos_embed
-    first, rest = places[:, :1] + vit.cls_token, places[:, 1:] + (embed.proj.bias + shift)
-    return fused_blocks(vit, torch.cat([first.expand(len(x), -1, -1), x + rest], dim=1), dtype)
+    cls: Any = vit.cls_token
+    assert places.shape[1] == patches.shape[1]  # here they are not interpolated
+    start = places[0] + torch.cat([cls[0], (embed.proj.bias + shift).expand(places.shape[1] - 1, -1)])
+    return fused_blocks(vit, x, start, dtype)
 
 
-def fused_blocks(vit: VisionTransformer, x: Tensor, dtype: torch.dtype = torch.bfloat16) -> tuple[Tensor, Tensor]:
-    """``vit.norm(vit.blocks(x))``: (N, 1 + K, w) → the CLS token (N, w) and the patches (N, K, w), in float32.
+def fused_blocks(vit: VisionTransformer, x: Tensor, start: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """``vit.norm(vit.blocks(x + start))``: the CLS token (N, w) and the patches (N, K, w), in float32.
 
-    ``dtype``: of the products. The residual stream stays as x is.
+    x: (N · (1 + K), w) in ``dtype``, that of the products; start: (1 + K, w), what every frame begins with.
     """
     norm: Any = vit.norm
     blocks: Any = vit.blocks
     parameters = [p for block in blocks for p in _parameters(block)]
     heads, eps = blocks[0].attn.num_heads, norm.eps
-    return _Blocks.apply(x, heads, eps, dtype, *parameters, norm.weight, norm.bias)
+    return _Blocks.apply(x, start.contiguous(), heads, eps, dtype, *parameters, norm.weight, norm.bias)
 
 
 def _parameters(block: Any) -> Iterator[Tensor]:
@@ -100,38 +103,33 @@ def _parameters(block: Any) -> Iterator[Tensor]:
         yield layer.bias
 
 
-def _weight_gradient(grad: Tensor, x: Tensor) -> Tensor:
-    """gradᵀ·x in float32: (out, in)"""
-    if grad.is_cuda and grad.dtype != torch.float32:
-        return torch.mm(grad.T, x, out_dtype=torch.float32)
-    return grad.T.float() @ x.float()
-
-
 class _Blocks(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, x: Tensor, heads: int, eps: float, dtype: torch.dtype, *parameters: Tensor
+        ctx: Any, change: Tensor, x: Tensor, heads: int, eps: float, dtype: torch.dtype, *parameters: Tensor
     ) -> tuple[Tensor, Tensor]:
-        frames, x = len(x), x.reshape(-1, x.shape[-1])
+        frames = len(change) // len(x)
         *stack, norm, norm_bias = parameters
-        low = [p.to(dtype) for p in stack]
+        stream = kernels.Split(x)
+        low = [torch.empty_like(p, dtype=dtype) for p in stack]
+        torch._foreach_copy_(low, stack)
         saved: list[Tensor] = []
-        change = None
         for i in range(0, len(stack), PER_BLOCK):
             full, b = _Block(*stack[i : i + PER_BLOCK]), _Block(*low[i : i + PER_BLOCK])
-            x1, y1, moments1 = kernels.add_norm(x, change, full.norm1, full.norm1_bias, eps, dtype)
+            stream, y1, moments1 = kernels.add_norm(stream, change, full.norm1, full.norm1_bias, eps, dtype)
+            x1 = stream.rounded
             qkv = torch.addmm(b.qkv_bias, y1, b.qkv.T)
             attended, lse = attention.attend(qkv, frames, heads)
             change = torch.addmm(b.out_bias, attended, b.out.T)
-            x, y2, moments2 = kernels.add_norm(x1, change, full.norm2, full.norm2_bias, eps, dtype)
+            stream, y2, moments2 = kernels.add_norm(stream, change, full.norm2, full.norm2_bias, eps, dtype)
             h = torch.addmm(b.up_bias, y2, b.up.T)
             g = kernels.gelu(h)
             change = torch.addmm(b.down_bias, g, b.down.T)
-            saved += _Kept(x1, moments1, y1, qkv, lse, attended, x, moments2, y2, h, g)
+            saved += _Kept(x1, moments1, y1, qkv, lse, attended, stream.rounded, moments2, y2, h, g)
             saved += b.qkv, b.out, b.up, b.down, full.norm1, full.norm2
-        x, y, moments = kernels.add_norm(x, change, norm, norm_bias, eps, torch.float32)
-        ctx.save_for_backward(*saved, x, moments, norm)
-        ctx.frames, ctx.heads, ctx.dtype = frames, heads, dtype
+        stream, y, moments = kernels.add_norm(stream, change, norm, norm_bias, eps, torch.float32)
+        ctx.save_for_backward(*saved, stream.rounded, moments, norm)
+        ctx.frames, ctx.heads = frames, heads
         ctx.set_materialize_grads(False)
         tokens = y.unflatten(0, (frames, -1))
         return tokens[:, 0].clone(), tokens[:, 1:]
@@ -140,14 +138,15 @@ class _Blocks(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, d_cls: Tensor | None, d_patches: Tensor | None) -> tuple[Tensor | None, ...]:
         *saved, x, moments, norm = ctx.saved_tensors
-        frames, heads, dtype = ctx.frames, ctx.heads, ctx.dtype
+        frames, heads = ctx.frames, ctx.heads
         each = len(_Kept._fields) + 6
         depth, tokens, width = len(saved) // each, len(x) // frames, x.shape[1]
         # What kernels sum over some rows; over all of them it is summed at the end, for all blocks at once.
         programs = -(-len(x) // kernels.ROWS_A_PROGRAM)
         norm_sums = torch.empty(2 * depth + 1, programs, 3, width, device=x.device)
         up_sums = norm_sums.new_empty(depth, programs, saved[len(_Kept._fields) - 1].shape[1])
-        qkv_sums = norm_sums.new_empty(depth, frames, heads, 2, 3, width // heads)
+        q_sums: list[Tensor] = []
+        outs: list[Tensor] = []
 
         # The objective looks at the CLS token alone unless a term of the user's own has a gradient for the patches.
         # Then the last block, but for its keys and values, is a matter of one token in 257.
@@ -169,30 +168,33 @@ class _Blocks(torch.autograd.Function):
             return everywhere.flatten(0, 1)
 
         weights: list[tuple[Tensor, ...]] = []
-        dx, low = kernels.add_norm_backward(grad, None, picked(x), picked(moments), norm, dtype, norm_sums[-1])
+        dx = kernels.add_norm_backward(grad, None, picked(x), picked(moments), norm, norm_sums[-1])
         for i in reversed(range(depth)):
             *tensors, qkv, out, up, down, norm1, norm2 = saved[i * each : (i + 1) * each]
             kept = _Kept(*tensors)
-            d_down = _weight_gradient(low, picked(kept.g))
-            dh = kernels.gelu_backward(low @ down, picked(kept.h), up_sums[i])
-            d_up = _weight_gradient(dh, picked(kept.y2))
+            d_down = kernels.weight_gradient(dx.rounded, picked(kept.g))
+            dh = kernels.gelu_backward(dx.rounded @ down, picked(kept.h), up_sums[i])
+            d_up = kernels.weight_gradient(dh, picked(kept.y2))
             x2, moments2, sums = picked(kept.x2), picked(kept.moments2), norm_sums[2 * i + 1]
-            dx, low = kernels.add_norm_backward(dh @ up, dx, x2, moments2, norm2, dtype, sums)
-            d_out = _weight_gradient(low, picked(kept.attended))
-            d_attended = low @ out
+            dx = kernels.add_norm_backward(dh @ up, dx, x2, moments2, norm2, sums)
+            d_out = kernels.weight_gradient(dx.rounded, picked(kept.attended))
+            d_attended = dx.rounded @ out
             if only_cls:
-                dx, d_attended = spread(dx), spread(d_attended)
-            dqkv = attention.attend_backward(
-                d_attended, kept.qkv, kept.attended, kept.lse, heads, qkv_sums[i], only_cls
-            )
+                dx, d_attended = dx.map(spread), spread(d_attended)
+            dqkv, sums = attention.attend_backward(d_attended, kept.qkv, kept.attended, kept.lse, heads, only_cls)
+            q_sums.insert(0, sums)
+            outs.insert(0, out)
             only_cls = False
-            d_qkv = _weight_gradient(dqkv, kept.y1)
+            d_qkv = kernels.weight_gradient(dqkv, kept.y1)
             sums = norm_sums[2 * i]
-            dx, low = kernels.add_norm_backward(dqkv @ qkv, dx, kept.x1, kept.moments1, norm1, dtype, sums)
+            dx = kernels.add_norm_backward(dqkv @ qkv, dx, kept.x1, kept.moments1, norm1, sums)
             weights.insert(0, (d_qkv, d_out, d_up, d_down))
 
         norms, up_bias = norm_sums.sum(dim=1), up_sums.sum(dim=1)
-        qkv_bias = qkv_sums.sum(dim=(1, 3)).transpose(1, 2).flatten(1)
+        # Of qkv's bias: the same for all keys changes no softmax, the same for all values is added to the answer.
+        q_bias = torch.stack(q_sums).sum(dim=(1, 3)).flatten(1)
+        v_bias = norms[1::2, 2, None] @ torch.stack(outs).float()  # (depth, 1, w)
+        qkv_bias = torch.cat([q_bias, torch.zeros_like(q_bias), v_bias[:, 0]], dim=1)
         gradients: list[Tensor] = []
         for i, (d_qkv, d_out, d_up, d_down) in enumerate(weights):
             before, between, after = norms[2 * i : 2 * i + 3]  # the third sum of a norm is of the bias before it
@@ -200,4 +202,7 @@ class _Blocks(torch.autograd.Function):
                 before[0], before[1], d_qkv, qkv_bias[i], d_out, between[2],
                 between[0], between[1], d_up, up_bias[i], d_down, after[2],
             )  # fmt: skip
-        return dx.unflatten(0, (frames, tokens)), None, None, None, *gradients, norms[-1, 0], norms[-1, 1]
+        start = sum(
+            part.unflatten(0, (frames, tokens)).sum(dim=0, dtype=torch.float32) for part in dx if part is not None
+        )
+        return dx.rounded, start, None, None, None, *gradients, norms[-1, 0], norms[-1, 1]

@@ -1,8 +1,7 @@
 """Triton kernels for training the encoder: attention within a frame, forward and backward.
 
-All keys of a frame and a head are held at once. The patches fill the tiles of the products, and the CLS token,
-which would cost a tile of its own, is one more column and one more row beside them. Nothing is added up by atomics:
-the same input gives the same bits.
+The patches of a frame fill the tiles of the products; the CLS token has a small tile of its own, outside the inner
+loops. Nothing is added up by atomics: the same input gives the same bits.
 """
 
 # mypy: allow-untyped-defs, allow-incomplete-defs
@@ -15,6 +14,7 @@ from torch import Tensor
 LOG2_E = 1.4426950408889634
 MOST_PATCHES = 256  # that fit a multiprocessor, in heads of at most LARGEST_HEAD
 LARGEST_HEAD = 64
+FEWEST = 16  # rows of a product
 
 
 @triton.jit
@@ -36,133 +36,87 @@ def _rows(base, first, stride, e, PATCHES: tl.constexpr, ROWS: tl.constexpr, WHO
 
 
 @triton.jit
+def _first_row(base, e, FEW: tl.constexpr):
+    """A row and zeros below it, (FEW, E): the smallest tile that products take."""
+    r = tl.arange(0, FEW)
+    return tl.load(base + r[:, None] * 0 + e[None, :], mask=(r == 0)[:, None], other=0.0)
+
+
+@triton.jit
+def _more(q, k, v, scale, inside, largest, total, answer, WHOLE: tl.constexpr):
+    """Some more keys in the softmax, whose shares are summed relative to the largest score so far."""
+    scores = tl.dot(q, tl.trans(k))
+    if not WHOLE:
+        scores = tl.where(inside[None, :], scores, float("-inf"))
+    more = tl.maximum(largest, tl.max(scores, 1) * scale)
+    p, before = tl.exp2(scores * scale - more[:, None]), tl.exp2(largest - more)
+    return more, total * before + tl.sum(p, 1), tl.dot(p.to(v.dtype), v, answer * before[:, None])
+
+
+@triton.jit
 def _attend(qkv, out, lse, scale, PATCHES: tl.constexpr, HEADS: tl.constexpr, E: tl.constexpr, KEYS: tl.constexpr,
-            ROWS: tl.constexpr, BLOCK: tl.constexpr):  # fmt: skip
+            ROWS: tl.constexpr, BLOCK: tl.constexpr, FEW: tl.constexpr):  # fmt: skip
     """softmax(q·kᵀ)·v for ROWS patches of one frame and head, and the logarithm (of base 2) of each softmax's sum.
 
-    qkv: (frames, 1 + PATCHES, 3, HEADS, E). ``scale`` includes log₂ e. Shares are summed relative to the largest
-    score so far, which is at first that of the CLS token.
+    qkv: (frames, 1 + PATCHES, 3, HEADS, E). ``scale`` includes log₂ e. The CLS token is every row's first key.
     """
     which, block = tl.program_id(0), tl.program_id(1)
     WIDTH: tl.constexpr = HEADS * E
     WHOLE: tl.constexpr = KEYS == PATCHES
     three, one, line = _places(which, PATCHES, HEADS, E)
     qkv, out, lse = qkv + three, out + one, lse + line
-    e, n = tl.arange(0, E), tl.arange(0, BLOCK)
+    e, n, few = tl.arange(0, E), tl.arange(0, BLOCK), tl.arange(0, FEW)
     k0, v0 = tl.load(qkv + WIDTH + e).to(tl.float32), tl.load(qkv + 2 * WIDTH + e).to(tl.float32)
 
     r = block * ROWS + tl.arange(0, ROWS)
     q = _rows(qkv, block * ROWS, 3 * WIDTH, e, PATCHES, ROWS, WHOLE)
-    largest = tl.sum(q.to(tl.float32) * k0[None, :], 1) * scale
-    total = tl.full([ROWS], 1.0, tl.float32)
+    largest, total = tl.sum(q.to(tl.float32) * k0[None, :], 1) * scale, tl.full([ROWS], 1.0, tl.float32)
     answer = tl.zeros([ROWS, E], tl.float32) + v0[None, :]
     for first in range(0, KEYS, BLOCK):
         k = _rows(qkv + WIDTH, first, 3 * WIDTH, e, PATCHES, BLOCK, WHOLE)
         v = _rows(qkv + 2 * WIDTH, first, 3 * WIDTH, e, PATCHES, BLOCK, WHOLE)
-        scores = tl.dot(q, tl.trans(k)) * scale
-        if not WHOLE:
-            scores = tl.where((first + n < PATCHES)[None, :], scores, float("-inf"))
-        more = tl.maximum(largest, tl.max(scores, 1))
-        p, before = tl.exp2(scores - more[:, None]), tl.exp2(largest - more)
-        total = total * before + tl.sum(p, 1)
-        answer = tl.dot(p.to(v.dtype), v, answer * before[:, None])
-        largest = more
+        largest, total, answer = _more(q, k, v, scale, first + n < PATCHES, largest, total, answer, WHOLE)
     here = r < PATCHES
     tl.store(out + (1 + r)[:, None] * WIDTH + e[None, :], (answer / total[:, None]).to(out.dtype.element_ty),
              mask=here[:, None])  # fmt: skip
     tl.store(lse + 1 + r, largest + tl.log2(total), mask=here)
 
     if block == 0:  # the row of the CLS token
-        q0 = tl.load(qkv + e).to(tl.float32)
-        most = tl.sum(q0 * k0, 0) * scale
-        sum0 = most * 0 + 1
-        answer0 = v0
+        q0 = _first_row(qkv, e, FEW)
+        largest0, total0 = tl.sum(q0.to(tl.float32) * k0[None, :], 1) * scale, tl.full([FEW], 1.0, tl.float32)
+        answer0 = tl.zeros([FEW, E], tl.float32) + v0[None, :]
         for first in range(0, KEYS, BLOCK):
-            k = _rows(qkv + WIDTH, first, 3 * WIDTH, e, PATCHES, BLOCK, WHOLE).to(tl.float32)
-            v = _rows(qkv + 2 * WIDTH, first, 3 * WIDTH, e, PATCHES, BLOCK, WHOLE).to(tl.float32)
-            row = tl.where(first + n < PATCHES, tl.sum(k * q0[None, :], 1) * scale, float("-inf"))
-            new = tl.maximum(most, tl.max(row, 0))
-            share, kept = tl.exp2(row - new), tl.exp2(most - new)
-            sum0 = sum0 * kept + tl.sum(share, 0)
-            answer0 = answer0 * kept + tl.sum(share[:, None] * v, 0)
-            most = new
-        tl.store(out + e, (answer0 / sum0).to(out.dtype.element_ty))
-        tl.store(lse, most + tl.log2(sum0))
+            k = _rows(qkv + WIDTH, first, 3 * WIDTH, e, PATCHES, BLOCK, WHOLE)
+            v = _rows(qkv + 2 * WIDTH, first, 3 * WIDTH, e, PATCHES, BLOCK, WHOLE)
+            largest0, total0, answer0 = _more(
+                q0, k, v, scale, first + n < PATCHES, largest0, total0, answer0, WHOLE
+            )
+        tl.store(out + few[:, None] * 0 + e[None, :], (answer0 / total0[:, None]).to(out.dtype.element_ty),
+                 mask=(few == 0)[:, None])  # fmt: skip
+        tl.store(lse + few * 0, largest0 + tl.log2(total0), mask=few == 0)
 
 
 @triton.jit
-def _attend_backward_keys(qkv, out, lse, grad, dqkv, sums, scale, PATCHES: tl.constexpr, HEADS: tl.constexpr,
-                          E: tl.constexpr, KEYS: tl.constexpr, BLOCK: tl.constexpr,
-                          ONLY_CLS: tl.constexpr):  # fmt: skip
-    """dk and dv of the patches, and dq of the CLS token, for one frame and head. Scores lie on their side, keys
-    first, so that the sums over queries stay where they are.
+def _attend_backward_queries(qkv, out, lse, grad, dqkv, deltas, sums, scale, PATCHES: tl.constexpr,
+                             HEADS: tl.constexpr, E: tl.constexpr, KEYS: tl.constexpr, ROWS: tl.constexpr,
+                             BLOCK: tl.constexpr, FEW: tl.constexpr, ONLY_CLS: tl.constexpr):  # fmt: skip
+    """dq of the patches of one frame and head, dk and dv of the CLS token, and Σ grad·out of every query, which
+    goes to ``deltas`` (frames · HEADS, 1 + PATCHES).
 
-    sums: (frames · HEADS, 2, 3, E), of dqkv over tokens; those of this kernel are the first of the two. ``scale``
-    is without log₂ e. ONLY_CLS: no gradient came to the patches.
+    sums: (frames · HEADS, 2, E), of dq over the patches and over the CLS token. ``scale`` is without log₂ e.
+    ONLY_CLS: no gradient came to the patches.
     """
     which = tl.program_id(0)
     WIDTH: tl.constexpr = HEADS * E
     WHOLE: tl.constexpr = KEYS == PATCHES
     three, one, line = _places(which, PATCHES, HEADS, E)
-    qkv, dqkv, out, grad, lse = qkv + three, dqkv + three, out + one, grad + one, lse + line
-    sums += which * 6 * E
+    qkv, dqkv, out, grad, lse, deltas = qkv + three, dqkv + three, out + one, grad + one, lse + line, deltas + line
     low = dqkv.dtype.element_ty
     scale2 = scale * 1.4426950408889634
-    e, s, n = tl.arange(0, E), tl.arange(0, KEYS), tl.arange(0, BLOCK)
-    there = s < PATCHES
-    k = _rows(qkv + WIDTH, 0, 3 * WIDTH, e, PATCHES, KEYS, WHOLE)
-    v = _rows(qkv + 2 * WIDTH, 0, 3 * WIDTH, e, PATCHES, KEYS, WHOLE)
-
-    # The CLS token's row begins the sums.
-    q0, g0 = tl.load(qkv + e).to(tl.float32), tl.load(grad + e).to(tl.float32)
-    delta0 = tl.sum(g0 * tl.load(out + e).to(tl.float32), 0)
-    p0 = tl.where(there, tl.exp2(tl.sum(k.to(tl.float32) * q0[None, :], 1) * scale2 - tl.load(lse)), 0.0)
-    ds0 = p0 * (tl.sum(v.to(tl.float32) * g0[None, :], 1) - delta0) * scale
-    dq0 = tl.sum(ds0[:, None] * k.to(tl.float32), 0)
-    dk, dv = ds0[:, None] * q0[None, :], p0[:, None] * g0[None, :]
-    for first in range(0, 0 if ONLY_CLS else KEYS, BLOCK):
-        r = first + n
-        q = _rows(qkv, first, 3 * WIDTH, e, PATCHES, BLOCK, WHOLE)
-        g = _rows(grad, first, WIDTH, e, PATCHES, BLOCK, WHOLE)
-        o = _rows(out, first, WIDTH, e, PATCHES, BLOCK, WHOLE)
-        delta = tl.sum(g.to(tl.float32) * o.to(tl.float32), 1)
-        row_lse = tl.load(lse + 1 + r, mask=r < PATCHES, other=float("inf"))  # no share in a row that is not there
-        p = tl.exp2(tl.dot(k, tl.trans(q)) * scale2 - row_lse[None, :])  # (KEYS, BLOCK)
-        dv = tl.dot(p.to(low), g, dv)
-        ds = p * (tl.dot(v, tl.trans(g)) - delta[None, :]) * scale
-        dk = tl.dot(ds.to(low), q, dk)
-    at = (1 + s)[:, None] * 3 * WIDTH + e[None, :]
-    tl.store(dqkv + WIDTH + at, dk.to(low), mask=there[:, None])
-    tl.store(dqkv + 2 * WIDTH + at, dv.to(low), mask=there[:, None])
-    k0, v0 = tl.load(qkv + WIDTH + e).to(tl.float32), tl.load(qkv + 2 * WIDTH + e).to(tl.float32)
-    own = tl.exp2(tl.sum(q0 * k0, 0) * scale2 - tl.load(lse)) * (tl.sum(g0 * v0, 0) - delta0) * scale
-    dq0 += own * k0
-    tl.store(dqkv + e, dq0.to(low))
-    tl.store(sums + e, dq0)
-    tl.store(sums + E + e, tl.sum(tl.where(there[:, None], dk, 0.0), 0))
-    tl.store(sums + 2 * E + e, tl.sum(tl.where(there[:, None], dv, 0.0), 0))
-
-
-@triton.jit
-def _attend_backward_queries(qkv, out, lse, grad, dqkv, sums, scale, PATCHES: tl.constexpr, HEADS: tl.constexpr,
-                             E: tl.constexpr, KEYS: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
-                             ONLY_CLS: tl.constexpr):  # fmt: skip
-    """The rest: dq of the patches, and dk and dv of the CLS token."""
-    which = tl.program_id(0)
-    WIDTH: tl.constexpr = HEADS * E
-    WHOLE: tl.constexpr = KEYS == PATCHES
-    three, one, line = _places(which, PATCHES, HEADS, E)
-    qkv, dqkv, out, grad, lse = qkv + three, dqkv + three, out + one, grad + one, lse + line
-    sums += which * 6 * E + 3 * E
-    low = dqkv.dtype.element_ty
-    scale2 = scale * 1.4426950408889634
-    e, n = tl.arange(0, E), tl.arange(0, ROWS)
-    q0, k0, v0 = (tl.load(qkv + e).to(tl.float32), tl.load(qkv + WIDTH + e).to(tl.float32),
-                  tl.load(qkv + 2 * WIDTH + e).to(tl.float32))  # fmt: skip
-    g0 = tl.load(grad + e).to(tl.float32)
-    own = tl.exp2(tl.sum(q0 * k0, 0) * scale2 - tl.load(lse))
-    ds_own = own * (tl.sum(g0 * v0, 0) - tl.sum(g0 * tl.load(out + e).to(tl.float32), 0)) * scale
-    dk0, dv0, dq_sum = ds_own * q0, own * g0, q0 * 0
+    e, n, cls = tl.arange(0, E), tl.arange(0, ROWS), (tl.arange(0, FEW) == 0)[None, :]
+    k0, v0 = _first_row(qkv + WIDTH, e, FEW), _first_row(qkv + 2 * WIDTH, e, FEW)
+    dk0, dv0 = tl.zeros([E, FEW], tl.float32), tl.zeros([E, FEW], tl.float32)
+    dq_sum = tl.zeros([E], tl.float32)
     for start in range(0, KEYS, ROWS):
         r = start + n
         dq = tl.zeros([ROWS, E], tl.float32)
@@ -170,26 +124,88 @@ def _attend_backward_queries(qkv, out, lse, grad, dqkv, sums, scale, PATCHES: tl
             q = _rows(qkv, start, 3 * WIDTH, e, PATCHES, ROWS, WHOLE)
             g = _rows(grad, start, WIDTH, e, PATCHES, ROWS, WHOLE)
             o = _rows(out, start, WIDTH, e, PATCHES, ROWS, WHOLE)
+            # A row that is not there has no share in anything.
             row_lse = tl.load(lse + 1 + r, mask=r < PATCHES, other=float("inf"))
             delta = tl.sum(g.to(tl.float32) * o.to(tl.float32), 1)
-            p0 = tl.exp2(tl.sum(q.to(tl.float32) * k0[None, :], 1) * scale2 - row_lse)
-            ds0 = p0 * (tl.sum(g.to(tl.float32) * v0[None, :], 1) - delta) * scale
-            dk0 += tl.sum(ds0[:, None] * q.to(tl.float32), 0)
-            dv0 += tl.sum(p0[:, None] * g.to(tl.float32), 0)
-            dq += ds0[:, None] * k0[None, :]
+            tl.store(deltas + 1 + r, delta, mask=r < PATCHES)
+            p0 = tl.where(cls, tl.exp2(tl.dot(q, tl.trans(k0)) * scale2 - row_lse[:, None]), 0.0)  # (ROWS, FEW)
+            ds0 = (p0 * (tl.dot(g, tl.trans(v0)) - delta[:, None])).to(low)
+            dk0 = tl.dot(tl.trans(q), ds0, dk0)
+            dv0 = tl.dot(tl.trans(g), p0.to(low), dv0)
+            dq = tl.dot(ds0, k0)
             for first in range(0, KEYS, BLOCK):
                 k = _rows(qkv + WIDTH, first, 3 * WIDTH, e, PATCHES, BLOCK, WHOLE)
                 v = _rows(qkv + 2 * WIDTH, first, 3 * WIDTH, e, PATCHES, BLOCK, WHOLE)
                 p = tl.exp2(tl.dot(q, tl.trans(k)) * scale2 - row_lse[:, None])  # (ROWS, BLOCK)
-                ds = p * (tl.dot(g, tl.trans(v)) - delta[:, None]) * scale
-                dq = tl.dot(ds.to(low), k, dq)  # a key that is not there is zero
+                if not WHOLE:
+                    p = tl.where((first + tl.arange(0, BLOCK) < PATCHES)[None, :], p, 0.0)  # or infinite, maybe
+                dq = tl.dot((p * (tl.dot(g, tl.trans(v)) - delta[:, None])).to(low), k, dq)
+            dq *= scale
             dq_sum += tl.sum(dq, 0)
         tl.store(dqkv + (1 + r)[:, None] * 3 * WIDTH + e[None, :], dq.to(low), mask=(r < PATCHES)[:, None])
-    tl.store(dqkv + WIDTH + e, dk0.to(low))
-    tl.store(dqkv + 2 * WIDTH + e, dv0.to(low))
-    tl.store(sums + e, dq_sum)
-    tl.store(sums + E + e, dk0)
-    tl.store(sums + 2 * E + e, dv0)
+    tl.store(sums + which * 2 * E + e, dq_sum)
+
+    # The CLS token for itself.
+    q, g = tl.load(qkv + e).to(tl.float32), tl.load(grad + e).to(tl.float32)
+    delta = tl.sum(g * tl.load(out + e).to(tl.float32), 0)
+    tl.store(deltas, delta)
+    p = tl.exp2(tl.sum(q * tl.load(qkv + WIDTH + e).to(tl.float32), 0) * scale2 - tl.load(lse))
+    ds = p * (tl.sum(g * tl.load(qkv + 2 * WIDTH + e).to(tl.float32), 0) - delta)
+    tl.store(dqkv + WIDTH + e, ((tl.sum(dk0, 1) + ds * q) * scale).to(low))
+    tl.store(dqkv + 2 * WIDTH + e, (tl.sum(dv0, 1) + p * g).to(low))
+
+
+@triton.jit
+def _gradients(k, v, q, g, lse, delta, scale, inside, dk, dv, WHOLE: tl.constexpr):
+    """What some queries add to dk and dv; and the gradients of their scores. These lie on their side, keys first,
+    so that the sums over queries stay where they are."""
+    p = tl.exp2(tl.dot(k, tl.trans(q)) * scale - lse[None, :])
+    if not WHOLE:
+        p = tl.where(inside[:, None], p, 0.0)  # which may have been infinite
+    dv = tl.dot(p.to(g.dtype), g, dv)
+    ds = (p * (tl.dot(v, tl.trans(g)) - delta[None, :])).to(q.dtype)
+    return tl.dot(ds, q, dk), dv, ds
+
+
+@triton.jit
+def _attend_backward_keys(qkv, lse, grad, dqkv, deltas, sums, scale, PATCHES: tl.constexpr, HEADS: tl.constexpr,
+                          E: tl.constexpr, KEYS: tl.constexpr, BLOCK: tl.constexpr, FEW: tl.constexpr,
+                          ONLY_CLS: tl.constexpr):  # fmt: skip
+    """The rest: dk and dv of the patches, and dq of the CLS token."""
+    which = tl.program_id(0)
+    WIDTH: tl.constexpr = HEADS * E
+    WHOLE: tl.constexpr = KEYS == PATCHES
+    three, one, line = _places(which, PATCHES, HEADS, E)
+    qkv, dqkv, grad, lse, deltas = qkv + three, dqkv + three, grad + one, lse + line, deltas + line
+    low = dqkv.dtype.element_ty
+    scale2 = scale * 1.4426950408889634
+    e, s, n, few = tl.arange(0, E), tl.arange(0, KEYS), tl.arange(0, BLOCK), tl.arange(0, FEW)
+    there = s < PATCHES
+    k = _rows(qkv + WIDTH, 0, 3 * WIDTH, e, PATCHES, KEYS, WHOLE)
+    v = _rows(qkv + 2 * WIDTH, 0, 3 * WIDTH, e, PATCHES, KEYS, WHOLE)
+    dk, dv = tl.zeros([KEYS, E], tl.float32), tl.zeros([KEYS, E], tl.float32)
+    q0, g0 = _first_row(qkv, e, FEW), _first_row(grad, e, FEW)
+    lse0 = tl.load(lse + few * 0, mask=few == 0, other=float("inf"))
+    delta0 = tl.load(deltas + few * 0, mask=few == 0, other=0.0)
+    dk, dv, ds0 = _gradients(k, v, q0, g0, lse0, delta0, scale2, there, dk, dv, WHOLE)
+    dq0 = tl.sum(tl.dot(tl.trans(k), ds0), 1)
+    for first in range(0, 0 if ONLY_CLS else KEYS, BLOCK):
+        r = first + n
+        q = _rows(qkv, first, 3 * WIDTH, e, PATCHES, BLOCK, WHOLE)
+        g = _rows(grad, first, WIDTH, e, PATCHES, BLOCK, WHOLE)
+        row_lse = tl.load(lse + 1 + r, mask=r < PATCHES, other=float("inf"))
+        delta = tl.load(deltas + 1 + r, mask=r < PATCHES, other=0.0)
+        dk, dv, _ = _gradients(k, v, q, g, row_lse, delta, scale2, there, dk, dv, WHOLE)
+    at = dqkv + (1 + s)[:, None] * 3 * WIDTH + e[None, :]
+    tl.store(at + WIDTH, (dk * scale).to(low), mask=there[:, None])
+    tl.store(at + 2 * WIDTH, dv.to(low), mask=there[:, None])
+
+    q, g = tl.load(qkv + e).to(tl.float32), tl.load(grad + e).to(tl.float32)
+    k0, v0 = tl.load(qkv + WIDTH + e).to(tl.float32), tl.load(qkv + 2 * WIDTH + e).to(tl.float32)
+    own = tl.exp2(tl.sum(q * k0, 0) * scale2 - tl.load(lse)) * (tl.sum(g * v0, 0) - tl.load(deltas))
+    dq0 = (dq0 + own * k0) * scale
+    tl.store(dqkv + e, dq0.to(low))
+    tl.store(sums + which * 2 * E + E + e, dq0)
 
 
 def attend(qkv: Tensor, frames: int, heads: int) -> tuple[Tensor, Tensor]:
@@ -202,24 +218,30 @@ def attend(qkv: Tensor, frames: int, heads: int) -> tuple[Tensor, Tensor]:
     block = min(128, keys)
     _attend[(frames * heads, triton.cdiv(tokens - 1, block))](
         qkv, out, lse, size**-0.5 * LOG2_E,
-        PATCHES=tokens - 1, HEADS=heads, E=size, KEYS=keys, ROWS=block, BLOCK=min(64, keys),
-        num_warps=4, num_stages=3,
+        PATCHES=tokens - 1, HEADS=heads, E=size, KEYS=keys, ROWS=block, BLOCK=min(64, keys), FEW=FEWEST,
+        num_warps=4, num_stages=3, maxnreg=168,  # so that three programs share a multiprocessor
     )  # fmt: skip
     return out, lse
 
 
 def attend_backward(
-    grad: Tensor, qkv: Tensor, out: Tensor, lse: Tensor, heads: int, sums: Tensor, only_cls: bool
-) -> Tensor:
-    """The gradient of qkv; its sums go to ``sums`` (frames, heads, 2, 3, e). ``only_cls``: zero elsewhere."""
+    grad: Tensor, qkv: Tensor, out: Tensor, lse: Tensor, heads: int, only_cls: bool
+) -> tuple[Tensor, Tensor]:
+    """The gradient of qkv, and sums of its first third over some of the tokens: (frames, heads, 2, e).
+    ``only_cls``: the gradient is zero but for the CLS token."""
     tokens, size = lse.shape[1], out.shape[1] // heads
-    keys, dqkv = _keys(tokens), torch.empty_like(qkv)
-    given = qkv, out, lse, grad, dqkv, sums, size**-0.5
+    keys, dqkv, deltas = _keys(tokens), torch.empty_like(qkv), torch.empty_like(lse)
+    sums = torch.empty(len(lse) // heads, heads, 2, size, device=qkv.device)
     shapes = {"PATCHES": tokens - 1, "HEADS": heads, "E": size, "KEYS": keys, "BLOCK": min(32, keys)}
-    options = {"ONLY_CLS": only_cls, "num_stages": 3}
-    _attend_backward_keys[(len(lse),)](*given, **shapes, **options, num_warps=8 if keys > 128 else 4)
-    _attend_backward_queries[(len(lse),)](*given, **shapes, **options, ROWS=min(128, keys), num_warps=4)
-    return dqkv
+    options = {"FEW": FEWEST, "ONLY_CLS": only_cls, "num_stages": 3}
+    given = dqkv, deltas, sums, size**-0.5
+    _attend_backward_queries[(len(lse),)](
+        qkv, out, lse, grad, *given, **shapes, **options, ROWS=min(128, keys), num_warps=4
+    )
+    _attend_backward_keys[(len(lse),)](
+        qkv, lse, grad, *given, **shapes, **options, num_warps=8 if keys > 128 else 4
+    )
+    return dqkv, sums
 
 
 def _keys(tokens: int) -> int:

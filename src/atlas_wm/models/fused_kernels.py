@@ -2,30 +2,48 @@
 
 They are bound by memory, so each reads and writes everything once, and sums for the gradients of biases and norms
 fall out on the way. Sums are float32, whatever the products read.
+
+Where products are bf16, the residual stream and its gradient are two bf16 numbers, rounded and rest, whose sum has
+16 bits. The rounded gradient is what products read, so it need not be written twice; of x the backward pass of a
+norm reads no more than that.
 """
 
 # mypy: allow-untyped-defs, allow-incomplete-defs
+
+from collections.abc import Callable
+from typing import NamedTuple
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-ROWS_A_PROGRAM = 256  # of the kernels that also sum over rows
+ROWS_A_PROGRAM = 64  # of the kernels that also sum over rows
 
 
 @triton.jit
-def _add_norm(x, change, weight, bias, x_out, out, moments, rows, eps, WIDTH: tl.constexpr,
-              SIDE: tl.constexpr, ROWS: tl.constexpr, HAS_CHANGE: tl.constexpr):  # fmt: skip
-    """x_out = x + change, out = norm(x_out)"""
+def _store_split(value, out, rest, at, here, SPLIT: tl.constexpr):
+    rounded = value.to(out.dtype.element_ty)
+    tl.store(out + at, rounded, mask=here)
+    if SPLIT:
+        tl.store(rest + at, (value - rounded.to(tl.float32)).to(rest.dtype.element_ty), mask=here)
+
+
+@triton.jit
+def _add_norm(x, x_rest, change, weight, bias, x_out, rest_out, out, moments, rows, x_rows, eps,
+              WIDTH: tl.constexpr, SIDE: tl.constexpr, ROWS: tl.constexpr, HAS_REST: tl.constexpr,
+              SPLIT: tl.constexpr):  # fmt: skip
+    """x_out = x + change, out = norm(x_out). x repeats itself after ``x_rows`` rows."""
     r, c = tl.program_id(0) * ROWS + tl.arange(0, ROWS), tl.arange(0, SIDE)
     inside = c < WIDTH
     here = (r < rows)[:, None] & inside[None, :]
     at = r[:, None].to(tl.int64) * WIDTH + c[None, :]
-    value = tl.load(x + at, mask=here, other=0.0).to(tl.float32)
-    if HAS_CHANGE:
-        value += tl.load(change + at, mask=here, other=0.0).to(tl.float32)
-        tl.store(x_out + at, value.to(x_out.dtype.element_ty), mask=here)
+    x += (r % x_rows)[:, None].to(tl.int64) * WIDTH + c[None, :]
+    value = tl.load(x, mask=here, other=0.0).to(tl.float32)
+    if HAS_REST:
+        value += tl.load(x_rest + at, mask=here, other=0.0).to(tl.float32)
+    value += tl.load(change + at, mask=here, other=0.0).to(tl.float32)
+    _store_split(value, x_out, rest_out, at, here, SPLIT)
     mean = tl.sum(value, 1) / WIDTH
     centred = tl.where(inside[None, :], value - mean[:, None], 0.0)
     rate = 1 / tl.sqrt(tl.sum(centred * centred, 1) / WIDTH + eps)
@@ -37,9 +55,9 @@ def _add_norm(x, change, weight, bias, x_out, out, moments, rows, eps, WIDTH: tl
 
 
 @triton.jit
-def _add_norm_backward(grad, later, x, moments, weight, dx, dx_low, sums, rows, WIDTH: tl.constexpr,
-                       SIDE: tl.constexpr, ROWS: tl.constexpr, REPEAT: tl.constexpr,
-                       HAS_LATER: tl.constexpr):  # fmt: skip
+def _add_norm_backward(grad, later, later_rest, x, moments, weight, dx, dx_rest, sums, rows, WIDTH: tl.constexpr,
+                       SIDE: tl.constexpr, ROWS: tl.constexpr, REPEAT: tl.constexpr, HAS_LATER: tl.constexpr,
+                       SPLIT: tl.constexpr):  # fmt: skip
     """dx of ``_add_norm``, plus the gradient that reached x_out by a later way; and sums over rows of the gradients
     of weight and bias, and of dx, which is the gradient of the bias inside ``change``: (programs, 3, WIDTH)."""
     c = tl.arange(0, SIDE)
@@ -63,9 +81,9 @@ def _add_norm_backward(grad, later, x, moments, weight, dx, dx_low, sums, rows, 
         answer = (g - (tl.sum(g, 1) / WIDTH)[:, None] - unit * along) * rate
         if HAS_LATER:
             answer += tl.load(later + at, mask=here, other=0.0).to(tl.float32)
-        tl.store(dx + at, answer.to(dx.dtype.element_ty), mask=here)
-        if dx_low.dtype.element_ty != dx.dtype.element_ty:
-            tl.store(dx_low + at, answer.to(dx_low.dtype.element_ty), mask=here)
+            if SPLIT:
+                answer += tl.load(later_rest + at, mask=here, other=0.0).to(tl.float32)
+        _store_split(answer, dx, dx_rest, at, here, SPLIT)
         d_change += tl.where(here, answer, 0.0)
     sums += tl.program_id(0) * 3 * WIDTH + c
     tl.store(sums, tl.sum(d_weight, 0), mask=inside)
@@ -115,47 +133,66 @@ def _gelu_backward(grad, x, dx, sums, rows, columns, ROWS: tl.constexpr, COLUMNS
 @triton.jit
 def _patches(frames, out, grid, size, PATCH: tl.constexpr, INNER: tl.constexpr, PADDED: tl.constexpr,
              SIDE: tl.constexpr):  # fmt: skip
-    """One row of patches of a frame: (3, size, size) uint8 → (grid, PADDED), 3·PATCH² numbers less 128, then 0."""
-    row = tl.program_id(0).to(tl.int64)  # frame · grid + row of patches
-    frames += (row // grid) * 3 * size * size + (row % grid) * PATCH * size
-    out += row * grid * PADDED
+    """One row of patches of a frame: (3, size, size) uint8 → (grid, PADDED), 3·PATCH² numbers less 128, then 0.
+    Before the patches of a frame there is one of zeros."""
+    frame, row = tl.program_id(0).to(tl.int64) // grid, tl.program_id(0) % grid
+    frames += frame * 3 * size * size + row * PATCH * size
+    out += frame * (1 + grid * grid) * PADDED
     c = tl.arange(0, SIDE)
+    if row == 0:
+        tl.store(out + c, tl.zeros([SIDE], out.dtype.element_ty), mask=c < PADDED)
+    out += (1 + row * grid) * PADDED
     pixel = frames + (c // (PATCH * PATCH)) * size * size + (c // PATCH % PATCH) * size + c % PATCH
     for patch in range(grid):
         value = tl.load(pixel + patch * PATCH, mask=c < INNER, other=128).to(tl.float32) - 128
         tl.store(out + patch * PADDED + c, value.to(out.dtype.element_ty), mask=c < PADDED)
 
 
+class Split(NamedTuple):
+    """(M, w); without a rest it is not split."""
+
+    rounded: Tensor
+    rest: Tensor | None = None
+
+    @classmethod
+    def empty(cls, shape: torch.Size, dtype: torch.dtype, device: torch.device) -> "Split":
+        rounded = torch.empty(shape, dtype=dtype, device=device)
+        return cls(rounded, None if dtype == torch.float32 else torch.empty_like(rounded))
+
+    def map(self, function: Callable[[Tensor], Tensor]) -> "Split":
+        return Split(function(self.rounded), None if self.rest is None else function(self.rest))
+
+
 def add_norm(
-    x: Tensor, change: Tensor | None, weight: Tensor, bias: Tensor, eps: float, dtype: torch.dtype
-) -> tuple[Tensor, Tensor, Tensor]:
-    """x + change (M, w); its LayerNorm in ``dtype``; and mean and 1/deviation of each row: (M, 2) float32."""
-    rows, width = x.shape
-    x_out = x if change is None else torch.empty_like(x)
-    out, moments = torch.empty_like(x, dtype=dtype), torch.empty(rows, 2, device=x.device)
+    x: Split, change: Tensor, weight: Tensor, bias: Tensor, eps: float, dtype: torch.dtype
+) -> tuple[Split, Tensor, Tensor]:
+    """x + change (M, w), split if that is bf16; its LayerNorm in ``dtype``; and mean and 1/deviation of each row:
+    (M, 2). x has M rows, or fewer that repeat themselves."""
+    rows, width = change.shape
+    x_out, out = Split.empty(change.shape, change.dtype, change.device), torch.empty_like(change, dtype=dtype)
+    moments = torch.empty(rows, 2, device=change.device)
     side, block = triton.next_power_of_2(width), 8
     _add_norm[(triton.cdiv(rows, block),)](
-        x, x if change is None else change, weight, bias, x_out, out, moments, rows, eps,
-        WIDTH=width, SIDE=side, ROWS=block, HAS_CHANGE=change is not None, num_warps=4,
+        x.rounded, x.rest, change, weight, bias, *x_out, out, moments, rows, len(x.rounded), eps,
+        WIDTH=width, SIDE=side, ROWS=block, HAS_REST=x.rest is not None, SPLIT=x_out.rest is not None, num_warps=4,
     )  # fmt: skip
     return x_out, out, moments
 
 
 def add_norm_backward(
-    grad: Tensor, later: Tensor | None, x: Tensor, moments: Tensor, weight: Tensor, dtype: torch.dtype, sums: Tensor
-) -> tuple[Tensor, Tensor]:
-    """Of x_out's norm; ``later``: the gradient that reached x_out otherwise. dx (M, w), as x is and in ``dtype``.
+    grad: Tensor, later: Split | None, x: Tensor, moments: Tensor, weight: Tensor, sums: Tensor
+) -> Split:
+    """Of x_out's norm; ``later``: the gradient that reached x_out otherwise. dx (M, w), split if x is rounded.
     What sums up to the gradients of weight, bias and the bias inside change goes to ``sums`` (programs, 3, w)."""
     rows, width = x.shape
-    dx = torch.empty_like(x)
-    low = dx if x.dtype == dtype else torch.empty_like(x, dtype=dtype)
-    side, block = triton.next_power_of_2(width), 4
+    dx = Split.empty(x.shape, x.dtype, x.device)
+    side, block = triton.next_power_of_2(width), 2
     _add_norm_backward[(len(sums),)](
-        grad, x if later is None else later, x, moments, weight, dx, low, sums, rows,
+        grad, *(later or dx), x, moments, weight, *dx, sums, rows,
         WIDTH=width, SIDE=side, ROWS=block, REPEAT=ROWS_A_PROGRAM // block, HAS_LATER=later is not None,
-        num_warps=4,
+        SPLIT=dx.rest is not None, num_warps=1,
     )  # fmt: skip
-    return dx, low
+    return dx
 
 
 def gelu(x: Tensor) -> Tensor:
@@ -169,20 +206,28 @@ def gelu_backward(grad: Tensor, x: Tensor, sums: Tensor) -> Tensor:
     rows, columns = x.shape
     dx, block = torch.empty_like(x), min(256, triton.next_power_of_2(columns))
     _gelu_backward[(len(sums), triton.cdiv(columns, block))](
-        grad, x, dx, sums, rows, columns, ROWS=4, COLUMNS=block, REPEAT=ROWS_A_PROGRAM // 4, num_warps=4
+        grad, x, dx, sums, rows, columns, ROWS=2, COLUMNS=block, REPEAT=ROWS_A_PROGRAM // 2, num_warps=2
     )
     return dx
 
 
 def patches(frames: Tensor, patch: int, dtype: torch.dtype) -> Tensor:
-    """The patches of frames (N, 3, S, S) uint8, less 128, which is exact in bf16: (N, K, 3·p²), and zeros to a
-    multiple of 16, as fast products want it."""
+    """The patches of frames (N, 3, S, S) uint8, less 128, which is exact in bf16: (N, 1 + K, 3·p²). Zeros fill them
+    up to a multiple of 16, as fast products want it, and stand before them, where the CLS token will be."""
     count, size = len(frames), frames.shape[-1]
     grid, inner = size // patch, 3 * patch * patch
     padded = triton.cdiv(inner, 16) * 16
-    out = torch.empty(count, grid * grid, padded, dtype=dtype, device=frames.device)
+    out = torch.empty(count, 1 + grid * grid, padded, dtype=dtype, device=frames.device)
     _patches[(count * grid,)](
         frames.contiguous(), out, grid, size,
         PATCH=patch, INNER=inner, PADDED=padded, SIDE=triton.next_power_of_2(padded), num_warps=4,
     )  # fmt: skip
     return out
+
+
+def weight_gradient(grad: Tensor, x: Tensor) -> Tensor:
+    """gradᵀ·x in float32: (M, out) and (M, in) → (out, in), or (…, M, out) and (…, M, in)"""
+    if not grad.is_cuda:
+        return grad.mT.float() @ x.float()
+    product = torch.mm if grad.ndim == 2 else torch.bmm
+    return product(grad.mT, x) if grad.dtype == torch.float32 else product(grad.mT, x, out_dtype=torch.float32)

@@ -16,6 +16,8 @@ from atlas_wm.models.layers import MLP, AdaLNBlock, Block, CausalAttention, Poin
 
 
 class Predictor(nn.Module, ABC):
+    fused = False  # trained by the kernels of atlas_wm.models.fused_predictor, in bf16
+
     @abstractmethod
     def predict(self, z: Tensor, actions: Tensor) -> Tensor:
         """z: (B, T, …) latents of frames 1..T, actions: (B, T, A) blocks → ẑ of frames 2..T+1: (B, T, …)"""
@@ -86,6 +88,10 @@ class CausalPredictor(_Autoregressive):
 
     def forward(self, z: Tensor, embedded_actions: Tensor) -> Tensor:
         x = self.enter(z) + self.positions[: z.shape[1]]
+        if self.fused and self.training:
+            from atlas_wm.models.fused_predictor import fused_blocks  # needs Triton
+
+            return fused_blocks(self, x, embedded_actions)
         for block in self.blocks:
             x = block(x, embedded_actions)
         return self.norm(x)

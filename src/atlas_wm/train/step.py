@@ -1,13 +1,14 @@
 """One update of the weights: as it is written, or on a CUDA device as one captured graph."""
 
 import logging
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
 
 import torch
 from torch import Tensor, nn
 from torch.nn.utils import clip_grad_norm_
 
-from atlas_wm.config import EncoderConfig, RunConfig, TrainConfig
+from atlas_wm.config import ModelConfig, RunConfig, TrainConfig
 from atlas_wm.data.clips import Batch
 from atlas_wm.distributed import gather_rows, sum_gradients, world_size
 from atlas_wm.losses.objective import ClipLatents, Losses, objective
@@ -82,15 +83,17 @@ class CapturedStep:
         self.rate = torch.tensor(config.train.lr, device=device)  # a tensor, so that the graph sees it change
         self.optimizer = adamw(model, config.train, lr=self.rate, fused=True, capturable=True)
         self.bf16 = precision_of(config.train, device) == "bf16-mixed"
-        model.encoder.fused = self.bf16 and fused_for(config.model.encoder)
+        parts = fusable(config.model) if self.bf16 else {}
+        self._fuse([part for part, missing in parts.items() if not missing])
         self.losses = torch.compile(self._losses) if compiled else self._losses
         self.inputs: list[Tensor] = []
         self.updates, self.fast = 0, True
         self.graph: torch.cuda.CUDAGraph | None = None
         self.aside = torch.cuda.Stream(device)
-        if self.bf16 and not model.encoder.fused:
-            log.info("the encoder is not fused: that takes Triton, heads of 16, 32 or 64 and at most 256 patches")
-        how = [name for name, on in {"fused": model.encoder.fused, "compiled": compiled}.items() if on]
+        for part, missing in parts.items():
+            if missing:
+                log.info("the %s is not fused: that takes %s", part, missing)
+        how = [name for name, on in {"fused": not all(parts.values()), "compiled": compiled}.items() if on]
         log.info("fast path: training step as a CUDA graph%s", "".join(f", {name}" for name in how))
 
     def __call__(self, batch: Batch, directions: torch.Generator, rate: float) -> Update:
@@ -114,10 +117,15 @@ class CapturedStep:
             if not self.fast:
                 raise
             log.warning("fast path: off (%s: %s)", type(error).__name__, str(error).partition("\n")[0])
-            self.fast, self.losses, self.model.encoder.fused = False, self._losses, False
+            self.fast, self.losses = False, self._losses
+            self._fuse([])
             return self._outside()
         self.graph.replay()
         return _copied(self.result)
+
+    def _fuse(self, parts: Sequence[str]) -> None:
+        self.model.encoder.fused = "encoder" in parts
+        self.model.predictor.fused = "predictor" in parts
 
     def _outside(self) -> Update:
         self.aside.wait_stream(torch.cuda.current_stream())
@@ -141,12 +149,16 @@ class CapturedStep:
         return objective(clips, self.config.objective, directions)
 
 
-def fused_for(config: EncoderConfig) -> bool:
+def fusable(config: ModelConfig) -> dict[str, str]:
+    """What of the model has fused kernels; where it has none, what they would take."""
     try:
-        from atlas_wm.models.fused import supports  # needs Triton
+        from atlas_wm.models import fused, fused_predictor
     except ImportError:
-        return False
-    return supports(config)
+        return {"encoder": "Triton", "predictor": "Triton"}
+    return {
+        "encoder": "" if fused.supports(config.encoder) else fused.TAKES,
+        "predictor": "" if fused_predictor.supports(config) else fused_predictor.TAKES,
+    }
 
 
 def adamw(model: nn.Module, settings: TrainConfig, **options: Any) -> torch.optim.AdamW:
