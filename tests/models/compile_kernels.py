@@ -17,7 +17,7 @@ from triton.runtime.jit import JITFunction
 
 from atlas_wm.models.fused import fused_tokens
 from atlas_wm.models.fused_predictor import fused_blocks
-from atlas_wm.models.kernels import TritonTerminal, draw_candidates
+from atlas_wm.models.kernels import TritonTerminal, draw_candidates, refine
 from atlas_wm.models.world_model import WorldModel
 from atlas_wm.recipes import paper
 
@@ -65,6 +65,7 @@ def main() -> None:
         number = torch.zeros(1, dtype=torch.int64)
         drawn = draw_candidates(mean, mean, number, number, samples=300)
         terminal(torch.zeros(1, config.latent), drawn)
+        refine(torch.zeros(1, 300), drawn, 30, mean, mean, number)
     print(*sorted(compiled), sep="\n")
 
 

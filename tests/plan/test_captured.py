@@ -76,6 +76,21 @@ def test_noise_depends_on_key_and_iteration_and_not_on_the_batch(kernels):
     assert related.abs().max() < 0.03  # 20,000 numbers each: 4 deviations
 
 
+def test_mean_and_deviation_are_those_of_the_cheapest(kernels):
+    """Also where costs are equal, infinite or no numbers; no size is a power of two."""
+    costs = torch.randint(0, 40, (3, 70), generator=stream(1)).float()
+    costs[1, :5], costs[2, 3:50:2] = float("inf"), float("nan")
+    candidates = 5 + torch.randn(3, 70, 5, 3, generator=stream(2))
+    mean, std, iteration = torch.empty(3, 5, 3), torch.empty(3, 5, 3), torch.tensor([4])
+    kernels.refine(costs, candidates, 9, mean, std, iteration)
+    for i in range(3):
+        order = costs[i].nan_to_num(nan=float("inf"), posinf=float("inf")).argsort(stable=True)
+        elites = candidates[i, order[:9]]
+        torch.testing.assert_close(mean[i], elites.mean(dim=0))
+        torch.testing.assert_close(std[i], elites.std(dim=0))
+    assert iteration == 5
+
+
 @pytest.mark.parametrize("horizon", [1, 3, 5])
 def test_kernels_compute_what_the_torch_operations_compute(kernels, demo_model, horizon):
     z, actions = torch.randn(2, 32, generator=stream(1)), torch.randn(2, 2, horizon, 10, generator=stream(2))

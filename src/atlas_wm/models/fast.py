@@ -152,7 +152,7 @@ class FastTerminal:
             tokens.append(latent if self.enter is None else self.enter(latent))
             place = step if step < self.history else 0
             first = step if step < self.history else step + 1 - self.history
-            window = torch.stack(tokens[first:], dim=1)
+            window = tokens[-1][:, None] if first == step else torch.stack(tokens[first:], dim=1)
             latent, kept = self.step(window, place, modulation[:, first : step + 1], kept)
             latents.append(latent)
         return latents

@@ -117,12 +117,12 @@ def _look(q, key, value, here, largest, total, answer):
 
 @triton.jit(do_not_specialize=["sequences"])
 def _attend(
-    qkv, kept, out, sequences, place, first, tokens, scale, inner, room, KEEP: tl.constexpr,
+    qkv, kept, out, sequences, place, first, tokens, scale, inner, room, line, KEEP: tl.constexpr,
     WIDTH: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
     """Causal attention of one head for one of the new tokens, and of its keys and values a copy to ``kept``.
 
-    qkv: (N, tokens, 3·inner) new tokens, kept: (N, room, 2·inner) keys and values of ``place`` tokens before them.
+    qkv: (N, tokens, 3·inner) new tokens, kept: (N, room, line) keys and values of ``place`` tokens before them.
     """
     queries = tokens - first
     query = first + tl.program_id(0) % queries
@@ -130,19 +130,19 @@ def _attend(
     here = n < sequences
     e = tl.program_id(0) // queries * WIDTH + tl.arange(0, WIDTH)[None, :]
     new = qkv + n * tokens * 3 * inner + e
-    old = kept + n * room * 2 * inner + e
+    old = kept + n * room * line + e
     q = tl.load(new + query * 3 * inner, mask=here, other=0.0).to(tl.float32) * scale
     largest = tl.full((ROWS,), float("-inf"), tl.float32)
     total = tl.zeros((ROWS,), tl.float32)
     answer = tl.zeros((ROWS, WIDTH), tl.float32)
     for token in range(place):
-        at = old + token * 2 * inner
+        at = old + token * line
         largest, total, answer = _look(q, at, at + inner, here, largest, total, answer)
     for token in range(query + 1):
         at = new + (token * 3 + 1) * inner
         largest, total, answer = _look(q, at, at + inner, here, largest, total, answer)
     if KEEP:
-        at, to = new + (query * 3 + 1) * inner, old + (place + query) * 2 * inner
+        at, to = new + (query * 3 + 1) * inner, old + (place + query) * line
         tl.store(to, tl.load(at, mask=here), mask=here)
         tl.store(to + inner, tl.load(at + inner, mask=here), mask=here)
     target = out + (n * queries + query - first) * inner + e
@@ -174,6 +174,66 @@ def draw_candidates(mean: Tensor, std: Tensor, keys: Tensor, iteration: Tensor, 
     return out
 
 
+@triton.jit
+def _elect(costs, elected, samples, elites, ROWS: tl.constexpr, BLOCK: tl.constexpr):
+    """1 for a candidate with fewer than ``elites`` cheaper ones, else 0. Of equal ones the earlier is cheaper, and
+    NaN is dearer than all."""
+    episode = tl.program_id(0).to(tl.int64)
+    costs += episode * samples
+    i = tl.program_id(1) * ROWS + tl.arange(0, ROWS)
+    mine = tl.load(costs + i, mask=i < samples, other=float("nan"))
+    mine = tl.where(mine == mine, mine, float("inf"))
+    cheaper = tl.zeros([ROWS], tl.int32)
+    for first in range(0, samples, BLOCK):
+        j = first + tl.arange(0, BLOCK)
+        other = tl.load(costs + j, mask=j < samples, other=float("nan"))[None, :]
+        before = (other < mine[:, None]) | ((other == mine[:, None]) & (j[None, :] < i[:, None]))
+        cheaper += tl.sum(before.to(tl.int32), 1)
+    tl.store(elected + episode * samples + i, (cheaper < elites).to(tl.int8), mask=i < samples)
+
+
+@triton.jit
+def _refine(elected, candidates, mean, std, iteration, samples, elites, SIZE, SIDE: tl.constexpr,
+            BLOCK: tl.constexpr):  # fmt: skip
+    """Mean and deviation of the elected candidates of one episode."""
+    episode = tl.program_id(0).to(tl.int64)
+    elected += episode * samples
+    candidates += episode * samples * SIZE
+    c = tl.arange(0, SIDE)[None, :]
+    total = tl.zeros([BLOCK, SIDE], tl.float32)
+    for first in range(0, samples, BLOCK):
+        i = first + tl.arange(0, BLOCK)[:, None]
+        here = (tl.load(elected + i, mask=i < samples, other=0) > 0) & (c < SIZE)
+        total += tl.load(candidates + i * SIZE + c, mask=here, other=0.0)
+    centre = tl.sum(total, 0) / elites
+    squares = tl.zeros([BLOCK, SIDE], tl.float32)
+    for first in range(0, samples, BLOCK):
+        i = first + tl.arange(0, BLOCK)[:, None]
+        here = (tl.load(elected + i, mask=i < samples, other=0) > 0) & (c < SIZE)
+        gap = tl.where(here, tl.load(candidates + i * SIZE + c, mask=here, other=0.0) - centre[None, :], 0.0)
+        squares += gap * gap
+    at, inside = episode * SIZE + tl.arange(0, SIDE), tl.arange(0, SIDE) < SIZE
+    tl.store(mean + at, centre, mask=inside)
+    tl.store(std + at, tl.sqrt(tl.sum(squares, 0) / (elites - 1)), mask=inside)
+    if episode == 0:
+        tl.store(iteration, tl.load(iteration) + 1)
+
+
+def refine(costs: Tensor, candidates: Tensor, elites: int, mean: Tensor, std: Tensor, iteration: Tensor) -> None:
+    """Mean and deviation of the cheapest candidates, (B, S) and (B, S, H, D) → (B, H, D) twice; and one iteration
+    more. What ``topk``, ``gather``, ``mean`` and ``std`` do, in two kernels."""
+    episodes, samples = costs.shape
+    size = mean[0].numel()
+    elected = torch.empty(episodes, samples, dtype=torch.int8, device=costs.device)
+    _elect[(episodes, triton.cdiv(samples, 16))](
+        costs.contiguous(), elected, samples, elites, ROWS=16, BLOCK=128, num_warps=1
+    )
+    _refine[(episodes,)](
+        elected, candidates, mean, std, iteration, samples, elites, size,
+        SIDE=triton.next_power_of_2(size), BLOCK=64, num_warps=8,
+    )  # fmt: skip
+
+
 def pieces(width: int) -> tuple[int, int] | None:
     """Two powers of two that add up to the width, or None."""
     largest = 1 << (width.bit_length() - 1)
@@ -195,18 +255,25 @@ class TritonTerminal(FastTerminal):
         self.pieces = sizes
 
     def step(self, tokens: Tensor, place: int, modulation: Tensor, kept: list[Any]) -> tuple[Tensor, list[Any]]:
-        """As in the base class, but ``kept`` holds keys and values, with room for the whole window."""
-        count, new, _ = tokens.shape
+        """As in the base class, but ``kept`` holds keys and values, with room for the whole window, and for what
+        the first token, which sees only itself, makes of its own."""
+        count, new, width = tokens.shape
+        alone = place == 0 and new == 1
         if not kept:
-            kept = [tokens.new_empty(count, self.history, 2 * self.inner) for _ in self.blocks]
+            kept = [tokens.new_empty(count, self.history, 2 * self.inner + width) for _ in self.blocks]
         x, change, gate = tokens, self.positions[place : place + new].expand(count, -1, -1), None
         for number, (block, past) in enumerate(zip(self.blocks, kept, strict=True)):
             shift_a, scale_a, gate_a, shift_m, scale_m, gate_m = modulation[:, :, number].unbind(dim=2)
             x, y = self._normalise(x, change, gate, (scale_a, shift_a))
             if number == len(self.blocks) - 1:
                 x, gate_a, shift_m, scale_m, gate_m = (t[:, -1:] for t in (x, gate_a, shift_m, scale_m, gate_m))
-            attended = self._attend(block.qkv(y), past, place, x.shape[1])
-            x, y = self._normalise(x, block.out(attended), gate_a, (scale_m, shift_m))
+            if alone:
+                assert block.kvo.bias is not None
+                torch.addmm(block.kvo.bias, y[:, 0], block.kvo.weight.T, out=past[:, 0])
+                answer = past[:, :1, 2 * self.inner :]
+            else:
+                answer = block.out(self._attend(block.qkv(y), past, place, x.shape[1]))
+            x, y = self._normalise(x, answer, gate_a, (scale_m, shift_m))
             change, gate = block.down(self._product_gelu(y, block.up)), gate_m
         _, y = self._normalise(x, change, gate)
         return self.head_out(self._product_gelu(y, self.head_in)[:, -1]), kept
@@ -245,7 +312,7 @@ class TritonTerminal(FastTerminal):
         out = qkv.new_empty(count, queries, self.inner)
         # Programs that share keys and values run next to each other, so that these are read once.
         _attend[(self.heads * queries, triton.cdiv(count, 32))](
-            qkv, kept, out, count, place, tokens - queries, tokens, self.head_dim**-0.5, self.inner, self.history,
-            KEEP=place + tokens < self.history, WIDTH=self.head_dim, ROWS=32,
+            qkv, kept, out, count, place, tokens - queries, tokens, self.head_dim**-0.5, self.inner,
+            *kept.shape[1:], KEEP=place + tokens < self.history, WIDTH=self.head_dim, ROWS=32,
         )  # fmt: skip
         return out

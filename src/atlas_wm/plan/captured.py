@@ -161,11 +161,8 @@ class _Batch:
             costs = [
                 cost(config, model, world, self.z[0], part, self.z[1]) for part in candidates.split(together, dim=1)
             ]
-            cheapest = torch.cat(costs, dim=1).topk(config.elites, dim=1, largest=False).indices
-            elites = candidates.gather(1, cheapest[..., None, None].expand(-1, -1, *self.mean.shape[1:]))
-            torch.mean(elites, dim=1, out=self.mean)
-            torch.std(elites, dim=1, out=std)
-            iteration.add_(1)
+            whole = costs[0] if len(costs) == 1 else torch.cat(costs, dim=1)
+            search.kernels.refine(whole, candidates, config.elites, self.mean, std, iteration)
 
         def finish() -> Tensor:
             return exact.rollout(self.z[0], self.mean[:, None])[:, 0]
