@@ -235,8 +235,9 @@ class TrainConfig:
     """Share of the data that only monitors."""
     split_seed: int = 0
     """Fixes what is held out, whatever the training seed."""
-    batchnorm_batches: int = 0
-    """Batches over which BatchNorm statistics are measured before each validation and at the end; 0: never."""
+    batchnorm_batches: int = 20
+    """Batches over which BatchNorm statistics are measured before each validation and, in float32, at the end;
+    0: never, the running averages of training are used, which trail the weights."""
     keep_tokens: Literal["auto", "always", "never"] = "auto"
     """Tokens of a frozen encoder are computed once for each frame and kept on disk while it trains, instead of at
     every step. auto: where that saves work and fits the disk."""

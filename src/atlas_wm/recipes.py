@@ -59,7 +59,6 @@ def demo(method: str) -> RunConfig:
             lr=1e-3,
             warmup=50 / 800,
             split="episodes",
-            batchnorm_batches=20,
             validate_every=200,
         ),
         plan=replace(base.plan, iterations=10),

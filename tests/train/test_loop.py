@@ -114,10 +114,14 @@ def test_an_existing_run_is_not_overwritten_unasked(task, dataset_path, tiny_con
         train(tiny_config, task, dataset_path, run_folder, method="atlas", recipe="demo")
 
 
-def test_batchnorm_statistics_are_those_of_fresh_batches(dataset_path, task, tiny_config):
-    """The running mean of the last norm equals the mean of its input over the measured batches."""
+@pytest.mark.parametrize("precision", ["32-true", "bf16-mixed"])
+def test_batchnorm_statistics_are_those_of_fresh_batches_as_the_model_is_used(
+    dataset_path, task, tiny_config, precision
+):
+    """The running mean of the last norm equals the mean of its input over the measured batches, in float32."""
     data = EpisodeData(dataset_path, task, 32, 5)
-    config = replace(tiny_config, train=replace(tiny_config.train, steps=3, batchnorm_batches=1))
+    settings = replace(tiny_config.train, steps=3, batchnorm_batches=1, precision=precision)
+    config = replace(tiny_config, train=settings)
     model, _ = losses_of(data, config)
     training, _ = split_clips(clip_index(data.lengths, 16), len(data.lengths), config.train)
     order = np.random.default_rng([config.train.seed, 3]).permutation(len(training))[:16].tolist()

@@ -219,10 +219,12 @@ def fit(
     """The loop itself. The model is trained in place and left in eval mode. ``plain``: no captured steps.
     ``keeper``: where to go on from, and how to save."""
     settings = config.train
+    precision = precision_of(settings, device)
+    mixed = precision == "bf16-mixed"
     fabric = Fabric(
         accelerator=device.type,
         devices=[device.index or 0] if device.type == "cuda" else 1,
-        precision=precision_of(settings, device),
+        precision=precision,
         plugins=LightningEnvironment(),  # one process to Fabric, whatever it finds around it: see launch.py
     )
     done = keeper.step if keeper else 0
@@ -263,9 +265,9 @@ def fit(
             left = (now - started) / (step - done) * (len(batches) - step)
             on_progress(Progress(step, len(batches), values, total, speed, left))
             if last or step % settings.validate_every < settings.log_every:
-                if settings.batchnorm_batches:
-                    measure_batchnorm(fabric, wrapped, training, config)
-                found = validate(fabric, wrapped, validation, config, collapse)
+                used = model if last and mixed else wrapped  # in the end as it will be used, in float32
+                measure_batchnorm(fabric, used, training, config)
+                found = validate(fabric, used, validation, config, collapse)
                 row |= {f"val_{name}": value for name, value in found.items()}
                 mark = time.perf_counter()
             write(step, row)
@@ -323,8 +325,14 @@ def validate(
 
 @torch.no_grad()
 def measure_batchnorm(fabric: Fabric, model: nn.Module, dataset: ClipDataset, config: RunConfig) -> None:
-    """Replace BatchNorm's running averages, which trail the weights, by plain means over fresh batches."""
+    """Replace BatchNorm's running averages, which trail the weights, by plain means over fresh batches.
+
+    Frames of one task look much alike: what they have in common is many times what tells them apart, so that a
+    slight change of the weights moves all latents by the same large step.
+    """
     norms = [module for module in model.modules() if isinstance(module, nn.BatchNorm1d)]
+    if not norms or not config.train.batchnorm_batches:
+        return
     momenta = [norm.momentum for norm in norms]
     model.eval()  # no dropout: the statistics of the model as it will be used
     for norm in norms:
