@@ -193,8 +193,8 @@ class _Blocks(torch.autograd.Function):
         norms, up_bias = norm_sums.sum(dim=1), up_sums.sum(dim=1)
         # Of qkv's bias: the same for all keys changes no softmax, the same for all values is added to the answer.
         q_bias = torch.stack(q_sums).sum(dim=(1, 3)).flatten(1)
-        v_bias = norms[1::2, 2, None] @ torch.stack(outs).float()  # (depth, 1, w)
-        qkv_bias = torch.cat([q_bias, torch.zeros_like(q_bias), v_bias[:, 0]], dim=1)
+        v_bias = (norms[1::2, 2, :, None] * torch.stack(outs)).sum(dim=1)
+        qkv_bias = torch.cat([q_bias, torch.zeros_like(q_bias), v_bias], dim=1)
         gradients: list[Tensor] = []
         for i, (d_qkv, d_out, d_up, d_down) in enumerate(weights):
             before, between, after = norms[2 * i : 2 * i + 3]  # the third sum of a norm is of the bias before it
