@@ -1,13 +1,14 @@
 """Milliseconds a training step: stable-worldmodel's LeWM with its SIGReg, and our steps, on the same clips.
 
-    python benchmarks/training.py [--device cpu] [--batch 4]
+    python benchmarks/training.py [--device cpu] [--batch 4] [--profile]
 
 Theirs is the step of its training script: bf16 autocast on a GPU, AdamW, gradients clipped at 1. Ours is LeWM (the
-same losses) and ATLAS, plain and, on a GPU, captured.
+same losses) and ATLAS, plain and, on a GPU, captured. With --profile also what our last step spends its time on.
 """
 
 import argparse
 import warnings
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -18,6 +19,7 @@ from rich.console import Console
 from rich.table import Table
 from torch import Tensor, nn
 from torch.nn.functional import mse_loss
+from torch.profiler import ProfilerActivity, profile
 
 from atlas_wm.config import ModelConfig, RunConfig
 from atlas_wm.data.clips import Batch
@@ -62,11 +64,39 @@ def their_step(model: Any, batch: Batch, device: torch.device) -> Callable[[], T
     return step
 
 
+KINDS = {  # of kernels, by what their names contain
+    "products": ("gemm", "nvjet", "cutlass", "xmma", "cublas", "addmm", "aten::mm", "bmm"),
+    "attention": ("attend", "attention"),
+    "norms": ("_add_norm", "_enter", "_leave", "layer_norm"),
+    "GELU": ("gelu",),
+    "AdamW": ("adam", "multi_tensor", "foreach"),
+}
+
+
+def profile_of(step: Callable[[], Any], device: torch.device) -> Table:
+    gpu = device.type == "cuda"
+    with profile(activities=[ProfilerActivity.CUDA if gpu else ProfilerActivity.CPU]) as seen:
+        step()
+        if gpu:
+            torch.cuda.synchronize()
+    time, calls = Counter[str](), Counter[str]()
+    for event in seen.key_averages():
+        kind = next((k for k, names in KINDS.items() if any(n in event.key.lower() for n in names)), "all else")
+        time[kind] += event.self_device_time_total if gpu else event.self_cpu_time_total
+        calls[kind] += event.count
+    table = Table("kernels", "ms", "calls")
+    for kind, microseconds in time.most_common():
+        table.add_row(kind, f"{microseconds / 1e3:.2f}", f"{calls[kind]:,}")
+    table.add_row("together", f"{time.total() / 1e3:.2f}", f"{calls.total():,}")
+    return table
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--device", default="auto")
     parser.add_argument("--batch", type=int, help="clips [default: 4 on a CPU, 128 on a GPU]")
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--profile", action="store_true", help="also the kernels of our last step")
     arguments = parser.parse_args()
     warnings.simplefilter("ignore")
     device = pick_device(arguments.device)
@@ -101,6 +131,8 @@ def main() -> None:
         f"{size} clips of 4 frames, {flop / 1e12:.2f} TFLOP a step, {torch.get_num_threads()} threads, "
         f"median of {arguments.rounds} rounds on {device}"
     )
+    if arguments.profile:
+        console.print(profile_of(list(rows.values())[-1], device))
 
 
 if __name__ == "__main__":

@@ -227,7 +227,7 @@ class TrainConfig:
     precision: Literal["auto", "32-true", "bf16-mixed"] = "auto"
     """auto: bf16-mixed on a GPU, 32-true elsewhere."""
     compile: Literal["auto", "always", "never"] = "auto"
-    """torch.compile on a GPU, for what the fused kernels leave. auto: in runs that make up for a minute."""
+    """torch.compile on a GPU, for what the fused kernels leave. auto: in long runs of models that have none."""
     seed: int = 3072
     split: Literal["clips", "episodes"] = "clips"
     """What the validation part is made of. The paper holds out clips; episodes keep it truly unseen."""

@@ -3,6 +3,7 @@
 import logging
 from contextlib import nullcontext
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -13,9 +14,10 @@ from atlas_wm.losses import objective
 from atlas_wm.losses.objective import ClipLatents
 from atlas_wm.losses.projections import random_directions
 from atlas_wm.models.world_model import WorldModel
-from atlas_wm.recipes import demo
+from atlas_wm.recipes import demo, paper
 from atlas_wm.streams import stream
-from atlas_wm.train.step import WARM_UP, CapturedStep, PlainStep
+from atlas_wm.train import step as step_module
+from atlas_wm.train.step import STEPS_WORTH_COMPILING, WARM_UP, CapturedStep, PlainStep, make_step
 
 
 def clips(count):
@@ -65,6 +67,27 @@ def test_it_updates_as_the_plain_step_does(no_cuda, method, caplog):
     expected = updates(plain, method, WARM_UP + 2)
     assert expected[-1][0] < expected[0][0]
     assert numbers == [pytest.approx(row, rel=1e-3) for row in expected]  # the fused AdamW rounds differently
+
+
+@pytest.mark.parametrize(
+    ("head_dim", "steps", "choice", "compiled"),
+    [
+        (64, STEPS_WORTH_COMPILING, "auto", False),  # all of it has kernels
+        (48, STEPS_WORTH_COMPILING, "auto", True),
+        (48, STEPS_WORTH_COMPILING - 1, "auto", False),
+        (48, STEPS_WORTH_COMPILING, "never", False),
+        (64, 1, "always", True),
+    ],
+)
+def test_what_has_no_fused_kernels_is_compiled_in_long_runs(monkeypatch, head_dim, steps, choice, compiled):
+    made = []
+    monkeypatch.setattr(step_module, "CapturedStep", lambda *given, **options: made.append(options))
+    config = paper("atlas")
+    model = replace(config.model, predictor=replace(config.model.predictor, head_dim=head_dim))
+    config = replace(config, model=model, train=replace(config.train, compile=choice))
+    fabric = SimpleNamespace(device=torch.device("cuda"))
+    make_step(fabric, None, None, config, steps)
+    assert made == [{"compiled": compiled}]
 
 
 def test_a_failing_loss_term_of_ones_own_is_told_as_in_the_plain_step(no_cuda):
