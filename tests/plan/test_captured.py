@@ -4,6 +4,7 @@ Here its kernels run in Triton's interpreter, and a stand-in replays what a CUDA
 """
 
 import logging
+from contextlib import nullcontext
 from dataclasses import replace
 
 import pytest
@@ -153,9 +154,10 @@ def test_batches_are_padded_to_few_sizes():
 
 
 @pytest.mark.parametrize("method", ["fast-wm", "dino-wm"])
-def test_other_predictors_are_left_to_the_plain_search(kernels, method):
+def test_other_predictors_are_left_to_the_plain_search(kernels, monkeypatch, method):
+    monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: None)
     config = demo(method)
-    with pytest.raises(UserError, match="causal predictor"):
+    with pytest.raises(UserError, match="Predictor has no fast rollout"):
         CapturedSearch(WorldModel(config.model, 2), config.plan)
 
 
@@ -164,6 +166,7 @@ def test_where_it_fails_the_planner_says_so_once_and_goes_on(demo_model, monkeyp
         raise RuntimeError("no compiler\nand a long story")
 
     monkeypatch.setattr(planner_module, "CapturedSearch", fail)
+    monkeypatch.setattr(torch.cuda, "device", lambda _: nullcontext())
     planner = Planner(demo_model, TINY)
     frames = torch.zeros(1, 3, 32, 32, dtype=torch.uint8)
     with caplog.at_level(logging.INFO):

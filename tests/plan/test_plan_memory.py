@@ -57,7 +57,7 @@ def test_the_captured_search_halves_its_batches(demo_model, monkeypatch, caplog)
     pytest.importorskip("triton")
     monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: None)
     monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
-    search, tried = CapturedSearch(demo_model, PLAN), []
+    search, tried = CapturedSearch(demo_model, PLAN, torch.float32), []
 
     def fits_three_episodes(largest, frames, goals, keys, start):
         tried.append((largest, search.most))
@@ -86,5 +86,5 @@ def test_a_predictor_without_a_fast_path_says_so_once(caplog):
     with caplog.at_level(logging.INFO):
         for _ in range(2):
             planner.plan_batch(pictures(), pictures(seed=1), [stream(0)])
-    said = "fast path: off (it is for the causal predictor, not for kind prefix)"
+    said = "fast path: off (PrefixPredictor has no fast rollout)"
     assert [r.message for r in caplog.records] == [said]

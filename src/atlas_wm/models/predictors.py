@@ -1,11 +1,14 @@
 """The latent dynamics: latents and action blocks in, later latents out.
 
-A predictor is anything with ``predict`` (for training), ``rollout`` and ``terminal`` (for planning). ``…`` below is
-the shape of one latent: d numbers, or K patch tokens of w numbers.
+A predictor is anything with ``predict`` (for training), ``rollout`` and ``terminal`` (for planning); it may offer a
+faster way to compute the last two. ``…`` below is the shape of one latent: d numbers, or K patch tokens of w
+numbers.
 """
 
 import math
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import Protocol
 
 import torch
 from torch import Tensor, nn
@@ -13,6 +16,15 @@ from torch import Tensor, nn
 from atlas_wm.config import ModelConfig
 from atlas_wm.errors import UserError
 from atlas_wm.models.layers import MLP, AdaLNBlock, Block, CausalAttention, Pointwise
+from atlas_wm.models.structure import departure
+
+
+class Imagination(Protocol):
+    """A world model, or something faster that computes the same."""
+
+    def terminal(self, z: Tensor, actions: Tensor) -> Tensor: ...
+
+    def rollout(self, z: Tensor, actions: Tensor) -> Tensor: ...
 
 
 class Predictor(nn.Module, ABC):
@@ -29,6 +41,14 @@ class Predictor(nn.Module, ABC):
     def terminal(self, z: Tensor, actions: Tensor) -> Tensor:
         """Only the ends of the same: (B, S, …)"""
         return self.rollout(z, actions)[:, :, -1]
+
+    def fast_rollout(self, dtype: torch.dtype, capturable: bool = False) -> Imagination | None:
+        """Something that computes ``rollout`` and ``terminal`` faster, in eval mode; None: there is no such thing.
+
+        ``dtype``: of its products; it takes and returns float32. ``capturable``: it has to run inside a CUDA graph.
+        The weights may be copied: the planner asks again when they change. It compares before it uses.
+        """
+        return None
 
 
 def action_mlp(config: ModelConfig, action_block: int) -> nn.Sequential:
@@ -72,9 +92,12 @@ class _Autoregressive(Predictor):
 class CausalPredictor(_Autoregressive):
     """LeWM's: a causal Transformer over latents, conditioned on the action of each step."""
 
+    settings: tuple[ModelConfig, int] | None = None  # what it was made with
+
     def __init__(self, config: ModelConfig, action_block: int):
         super().__init__()
         p = config.predictor
+        self.settings = config, action_block
         self.history = config.history
         self.action_encoder = action_mlp(config, action_block)
         self.enter = nn.Linear(config.latent, p.width) if config.latent != p.width else nn.Identity()
@@ -98,6 +121,26 @@ class CausalPredictor(_Autoregressive):
 
     def read(self, hidden: Tensor) -> Tensor:
         return self.head(hidden)
+
+    def fast_rollout(self, dtype: torch.dtype, capturable: bool = False) -> Imagination | None:
+        """None also where a subclass, or a change to the module, makes it another function."""
+        if self.departure(("forward", "read", "rollout", "terminal")):
+            return None
+        if capturable:
+            from atlas_wm.models.kernels import TritonTerminal  # needs Triton
+
+            return TritonTerminal(self, dtype)
+        from atlas_wm.models.fast import FastTerminal, PackedProduct
+
+        return FastTerminal(self, dtype, self.positions.device.type == "cpu" and PackedProduct.supported(dtype))
+
+    def departure(self, methods: Sequence[str]) -> str:
+        """What is not as this class makes it, these methods included; "" if all is."""
+        if self.settings is None:
+            return f"{type(self).__name__} is built in its own way"
+        with torch.device("meta"):
+            reference = CausalPredictor(*self.settings)
+        return departure(self, reference, methods)
 
 
 class PatchPredictor(_Autoregressive):

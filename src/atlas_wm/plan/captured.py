@@ -15,9 +15,8 @@ import torch
 from torch import Tensor, nn
 
 from atlas_wm.config import PlanConfig
-from atlas_wm.errors import UserError
-from atlas_wm.models.predictors import CausalPredictor
 from atlas_wm.models.world_model import WorldModel
+from atlas_wm.plan.offer import fast_rollout
 from atlas_wm.plan.rules import cost
 
 log = logging.getLogger(__name__)
@@ -73,31 +72,32 @@ class CapturedSearch:
     def __init__(self, model: WorldModel, config: PlanConfig, dtype: torch.dtype = torch.bfloat16):
         from atlas_wm.models import kernels  # needs Triton
 
-        if not isinstance(model.predictor, CausalPredictor):
-            raise UserError(f"it is for the causal predictor, not for kind {model.config.predictor.kind}")
-        self.model, self.predictor, self.config, self.dtype = model, model.predictor, config, dtype
+        self.model, self.config, self.dtype = model, config, dtype
         self.most = config.candidate_chunk or LARGEST_BATCH * config.candidates  # candidates at once
         self.kernels = kernels
-        self.weights: Weights | None = None
-        self.batches: dict[int, _Batch] = {}
+        self._fold(Weights.of(model))
 
     @torch.inference_mode()
     def __call__(self, frames: Tensor, goals: Tensor, keys: Sequence[int], start: Tensor) -> Found:
         """frames and goals: (B, 3, S, S) uint8 on any device; keys: a number for each plan, its noise; start:
         (B, H, D), where the searches begin."""
-        found = self._search(frames, goals, keys, start) if self.weights else None
+        found = self._search(frames, goals, keys, start)
         # While the device works: are the weights still those that were folded?
         weights = Weights.of(self.model)
-        if found is None or weights != self.weights:
-            self.weights = weights
-            self._forget()
-            self.exact = self.kernels.TritonTerminal(self.predictor, torch.float32)
-            self.world = self.kernels.TritonTerminal(self.predictor, self.dtype)
+        if weights != self.weights:
+            self._fold(weights)
             found = self._search(frames, goals, keys, start)
         return found
 
+    def _fold(self, weights: Weights) -> None:
+        self._forget()
+        self.exact = self.world = fast_rollout(self.model, torch.float32, capturable=True)
+        if self.dtype != torch.float32:
+            self.world = fast_rollout(self.model, self.dtype, capturable=True)
+        self.weights = weights
+
     def _forget(self) -> None:
-        self.batches = {}
+        self.batches: dict[int, _Batch] = {}
         # The graphs never run at the same time, so they share memory. It dies with the last of them.
         self.pool = torch.cuda.graph_pool_handle()
 

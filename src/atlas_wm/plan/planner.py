@@ -10,13 +10,15 @@ import torch
 from torch import Tensor
 
 from atlas_wm.config import PlanConfig
+from atlas_wm.errors import UserError
 from atlas_wm.frames import check_frames, frame_to_tensor, reduce_frames
 from atlas_wm.models.fast import FastTerminal, PackedProduct
-from atlas_wm.models.predictors import CausalPredictor
+from atlas_wm.models.predictors import Imagination
 from atlas_wm.models.world_model import WorldModel
 from atlas_wm.plan.captured import CapturedSearch, Found, Weights
 from atlas_wm.plan.cem import cem
-from atlas_wm.plan.rules import Imagination, cost, judge, starts
+from atlas_wm.plan.offer import fast_rollout
+from atlas_wm.plan.rules import cost, judge, starts
 from atlas_wm.streams import stream
 
 log = logging.getLogger(__name__)
@@ -78,7 +80,7 @@ class Planner:
         self.seconds = 0.0  # spent planning
         self.chunk = self.config.candidate_chunk or self._automatic_chunk()
         self._captured: CapturedSearch | None = None
-        self._fast: FastTerminal | None = None
+        self._fast: Imagination | None = None
         self._weights: Weights | None = None
 
     @property
@@ -169,10 +171,10 @@ class Planner:
     ) -> Found | None:
         """None where this machine or this model cannot; a stream stands for its seed, so for one plan."""
         try:
-            if self._captured is None:
-                self._captured = CapturedSearch(self.model, self.config, self.dtype)
-                log.info("fast path: CUDA graphs, products in %s", _name(self.dtype))
             with torch.cuda.device(self.device):  # kernels go to the current one
+                if self._captured is None:
+                    self._captured = CapturedSearch(self.model, self.config, self.dtype)
+                    log.info("fast path: CUDA graphs, products in %s", _name(self.dtype))
                 return self._captured(frames, goals, [s.initial_seed() for s in streams], start)
         except Exception as error:  # whatever a driver, a compiler or little memory brings about
             self._captured = None
@@ -180,18 +182,20 @@ class Planner:
             return None
 
     def _imagination(self) -> Imagination:
-        """The model, or the same without repeated work, folded anew where the weights have changed."""
+        """The model, or what its predictor offers instead, made anew where the weights have changed."""
         if self.plain:
-            return self.model
-        if not isinstance(self.model.predictor, CausalPredictor):
-            self._do_without(f"it is for the causal predictor, not for kind {self.model.config.predictor.kind}")
             return self.model
         weights = Weights.of(self.model.predictor)
         if self._fast is None or weights != self._weights:
-            pack = self.device.type == "cpu" and PackedProduct.supported(self.dtype)
-            if self.device.type == "cpu" and not pack and self._fast is None:
+            try:
+                fast = fast_rollout(self.model, self.dtype)
+            except UserError as why:
+                self._do_without(str(why))
+                return self.model
+            packable = self.device.type == "cpu" and isinstance(fast, FastTerminal)
+            if packable and self._fast is None and not PackedProduct.supported(self.dtype):
                 log.info("slower: this torch or this CPU has no oneDNN products in %s", _name(self.dtype))
-            self._fast, self._weights = FastTerminal(self.model.predictor, self.dtype, pack), weights
+            self._fast, self._weights = fast, weights
         return self._fast
 
     def _automatic_chunk(self) -> int:

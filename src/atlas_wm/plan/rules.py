@@ -6,22 +6,14 @@ the last plan left over, so that a new plan continues the old one where nothing 
 """
 
 from collections.abc import Sequence
-from typing import Protocol
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from atlas_wm.config import PlanConfig
+from atlas_wm.models.predictors import Imagination
 from atlas_wm.models.world_model import WorldModel
-
-
-class Imagination(Protocol):
-    """A world model, or something faster that computes the same."""
-
-    def terminal(self, z: Tensor, actions: Tensor) -> Tensor: ...
-
-    def rollout(self, z: Tensor, actions: Tensor) -> Tensor: ...
 
 
 def cost(

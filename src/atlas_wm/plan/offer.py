@@ -1,0 +1,36 @@
+"""The fast rollout that a predictor offers, used only after it was seen to compute what the model computes."""
+
+import torch
+
+from atlas_wm.errors import UserError
+from atlas_wm.models.predictors import Imagination
+from atlas_wm.models.world_model import WorldModel
+from atlas_wm.streams import stream
+
+TOLERANCE, LOW_TOLERANCE = 1e-3, 0.1  # relative errors of latents; measured: 1e-6 in float32, 1e-2 in bfloat16
+STEPS = 2  # that are rolled out after the history is full: windows then slide
+
+
+def fast_rollout(model: WorldModel, dtype: torch.dtype, *, capturable: bool = False) -> Imagination:
+    """A UserError says why there is none. ``capturable``: for a CUDA graph."""
+    name = type(model.predictor).__name__
+    offer = getattr(model.predictor, "fast_rollout", None)  # a predictor need not be a Predictor
+    fast = offer and offer(dtype, capturable)
+    if fast is None:
+        raise UserError(f"{name} has no fast rollout")
+    error = rollout_error(model, fast)
+    if not error <= (LOW_TOLERANCE if dtype.itemsize < 4 else TOLERANCE):  # NaN is no agreement
+        raise UserError(f"the fast rollout of {name} differs from its plain one by {error:.1e}")
+    return fast
+
+
+@torch.inference_mode()
+def rollout_error(model: WorldModel, fast: Imagination) -> float:
+    """Relative error of the latents along a few random action sequences; the model is in eval mode."""
+    device = next(model.parameters()).device
+    z = torch.randn(2, *model.config.latent_shape, generator=stream(0)).to(device)
+    steps, size = model.config.history + STEPS, model.config.frameskip * model.action_size
+    actions = torch.randn(2, 2, steps, size, generator=stream(1)).to(device)
+    pairs = [(world.rollout(z, actions), world.terminal(z, actions)) for world in (fast, model)]
+    errors = [(got - plain).norm() / plain.norm() for got, plain in zip(*pairs, strict=True)]
+    return float(torch.stack(errors).max())
