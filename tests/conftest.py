@@ -79,6 +79,25 @@ def demo_model():
     return model.eval()
 
 
+@pytest.fixture
+def bf16_products(monkeypatch):
+    """Triton's interpreter multiplies the bits of bf16 numbers as if they were integers; here, the numbers."""
+    import numpy as np
+    import triton.language as tl
+    from triton.runtime import interpreter
+
+    dot = interpreter.InterpreterBuilder.create_dot
+
+    def wide(x):
+        if x.dtype.scalar != tl.bfloat16:
+            return x
+        return interpreter.TensorHandle((x.data.astype(np.uint32) << 16).view(np.float32), tl.float32)
+
+    monkeypatch.setattr(
+        interpreter.InterpreterBuilder, "create_dot", lambda self, a, b, *rest: dot(self, wide(a), wide(b), *rest)
+    )
+
+
 def pytest_collection_modifyitems(items):
     """Files with slow tests first, so that none of them is left for the end, when the others are done."""
     slow = {item.path for item in items if item.get_closest_marker("slow")}

@@ -86,8 +86,46 @@ def test_what_has_no_fused_kernels_is_compiled_in_long_runs(monkeypatch, head_di
     model = replace(config.model, predictor=replace(config.model.predictor, head_dim=head_dim))
     config = replace(config, model=model, train=replace(config.train, compile=choice))
     fabric = SimpleNamespace(device=torch.device("cuda"))
-    make_step(fabric, None, None, config, steps)
+    with torch.device("meta"):
+        model = WorldModel(config.model, 2)
+    make_step(fabric, model, None, config, steps)
     assert made == [{"compiled": compiled}]
+
+
+def step_in_bf16(model, caplog):
+    """Made where bf16 asks for fused kernels, and what it said of them."""
+    config = demo("atlas")
+    config = replace(config, train=replace(config.train, precision="bf16-mixed"))
+    with caplog.at_level(logging.INFO):
+        CapturedStep(model, config, torch.device("cpu"), compiled=False)
+    return [(record.levelname, record.message) for record in caplog.records]
+
+
+def test_only_what_agrees_with_the_plain_model_is_fused(no_cuda, monkeypatch, caplog):
+    pytest.importorskip("triton")
+    model, found = WorldModel(demo("atlas").model, 2), {"encoder": "it differs by 0.7", "predictor": ""}
+    monkeypatch.setattr(step_module, "disagreement", lambda model, part: found[part])
+    said = step_in_bf16(model, caplog)
+    assert said == [
+        ("WARNING", "the encoder is not fused: it differs by 0.7"),
+        ("INFO", "fast path: training step as a CUDA graph, fused"),
+    ]
+    assert model.predictor.fused and not model.encoder.fused
+
+
+def test_what_is_built_in_another_way_is_not_fused(no_cuda, monkeypatch, caplog):
+    """The kernels would train another network than validation evaluates."""
+    pytest.importorskip("triton")
+    model = WorldModel(demo("atlas").model, 2)
+    model.encoder.vit.blocks[1].attn.q_norm = torch.nn.LayerNorm(16)
+    model.predictor.blocks[0].mlp.activation = torch.nn.ReLU()
+    said = step_in_bf16(model, caplog)
+    assert said == [
+        ("INFO", "the encoder is not fused: vit.blocks.1.attn.q_norm is LayerNorm, not Identity"),
+        ("INFO", "the predictor is not fused: blocks.0.mlp.activation is ReLU, not GELU"),
+        ("INFO", "fast path: training step as a CUDA graph"),
+    ]
+    assert not model.predictor.fused and not model.encoder.fused
 
 
 def test_a_failing_loss_term_of_ones_own_is_told_as_in_the_plain_step(no_cuda):

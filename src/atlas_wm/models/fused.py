@@ -10,13 +10,15 @@ from typing import Any, NamedTuple
 
 import torch
 from timm.models.vision_transformer import VisionTransformer
-from torch import Tensor
+from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.nn.functional import linear, pad
 
 from atlas_wm.config import EncoderConfig
 from atlas_wm.models import fused_attention as attention
 from atlas_wm.models import fused_kernels as kernels
+from atlas_wm.models.encoders import ViTEncoder
+from atlas_wm.models.structure import departure
 
 PER_BLOCK = 12  # parameters
 TAKES = "a trained ViT with heads of 16, 32 or 64 and at most 256 patches"
@@ -62,6 +64,15 @@ def supports(config: EncoderConfig) -> bool:
         and head in (16, 32, attention.LARGEST_HEAD)
         and config.patches <= attention.MOST_PATCHES
     )
+
+
+def obstacle(encoder: nn.Module, config: EncoderConfig) -> str:
+    """Why these kernels cannot train an encoder that was made with this config; "" if they can."""
+    if not supports(config):
+        return f"that takes {TAKES}"
+    with torch.device("meta"):
+        reference = ViTEncoder(config)
+    return departure(encoder, reference)
 
 
 @torch.compiler.disable

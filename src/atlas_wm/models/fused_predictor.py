@@ -8,7 +8,7 @@ gradients of the weights, whose shapes are those of every block, are one product
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.nn.functional import silu
 
@@ -41,6 +41,13 @@ PER_BLOCK = len(_Blocks._fields)
 def supports(config: ModelConfig) -> bool:
     p = config.predictor
     return p.kind == "causal" and p.head_dim & (p.head_dim - 1) == 0 and config.history <= MOST_TOKENS
+
+
+def obstacle(predictor: nn.Module, config: ModelConfig) -> str:
+    """Why these kernels cannot train the predictor of a model with this config; "" if they can."""
+    if not supports(config) or not isinstance(predictor, CausalPredictor):
+        return f"that takes {TAKES}"
+    return predictor.departure(("forward",))
 
 
 @torch.compiler.disable

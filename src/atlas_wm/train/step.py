@@ -8,11 +8,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import clip_grad_norm_
 
-from atlas_wm.config import ModelConfig, RunConfig, TrainConfig
+from atlas_wm.config import RunConfig, TrainConfig
 from atlas_wm.data.clips import Batch
 from atlas_wm.distributed import gather_rows, sum_gradients, world_size
 from atlas_wm.losses.objective import ClipLatents, Losses, objective
 from atlas_wm.losses.projections import random_directions
+from atlas_wm.models.agreement import disagreement
 from atlas_wm.models.world_model import WorldModel
 
 if TYPE_CHECKING:
@@ -42,7 +43,7 @@ def make_step(
         log.info("%d processes share each batch: training step as it is written", world_size())
     elif fabric.device.type == "cuda" and not plain:
         bf16 = precision_of(config.train, fabric.device) == "bf16-mixed"
-        fused = bf16 and not any(fusable(config.model).values())  # then next to nothing is left to compile
+        fused = bf16 and not any(fusable(model).values())  # then next to nothing is left to compile
         worth = config.train.compile == "auto" and steps >= STEPS_WORTH_COMPILING and not fused
         return CapturedStep(model, config, fabric.device, compiled=worth or config.train.compile == "always")
     return PlainStep(fabric, wrapped, config)
@@ -85,16 +86,13 @@ class CapturedStep:
         self.rate = torch.tensor(config.train.lr, device=device)  # a tensor, so that the graph sees it change
         self.optimizer = adamw(model, config.train, lr=self.rate, fused=True, capturable=True)
         self.bf16 = precision_of(config.train, device) == "bf16-mixed"
-        parts = fusable(config.model) if self.bf16 else {}
+        parts = agreeing(model, fusable(model)) if self.bf16 else {}
         self._fuse([part for part, missing in parts.items() if not missing])
         self.losses = torch.compile(self._losses) if compiled else self._losses
         self.inputs: list[Tensor] = []
         self.updates, self.fast = 0, True
         self.graph: torch.cuda.CUDAGraph | None = None
         self.aside = torch.cuda.Stream(device)
-        for part, missing in parts.items():
-            if missing:
-                log.info("the %s is not fused: that takes %s", part, missing)
         how = [name for name, on in {"fused": not all(parts.values()), "compiled": compiled}.items() if on]
         log.info("fast path: training step as a CUDA graph%s", "".join(f", {name}" for name in how))
 
@@ -151,16 +149,25 @@ class CapturedStep:
         return objective(clips, self.config.objective, directions)
 
 
-def fusable(config: ModelConfig) -> dict[str, str]:
-    """What of the model has fused kernels; where it has none, what they would take."""
+def fusable(model: WorldModel) -> dict[str, str]:
+    """What of the model has fused kernels; where it has none, why."""
     try:
         from atlas_wm.models import fused, fused_predictor
     except ImportError:
-        return {"encoder": "Triton", "predictor": "Triton"}
+        return {"encoder": "that takes Triton", "predictor": "that takes Triton"}
     return {
-        "encoder": "" if fused.supports(config.encoder) else fused.TAKES,
-        "predictor": "" if fused_predictor.supports(config) else fused_predictor.TAKES,
+        "encoder": fused.obstacle(model.encoder, model.config.encoder),
+        "predictor": fused_predictor.obstacle(model.predictor, model.config),
     }
+
+
+def agreeing(model: WorldModel, parts: dict[str, str]) -> dict[str, str]:
+    """The same after a comparison with the plain model; says what is not fused."""
+    found = {part: why or disagreement(model, part) for part, why in parts.items()}
+    for part, why in found.items():
+        if why:
+            log.log(logging.INFO if parts[part] else logging.WARNING, "the %s is not fused: %s", part, why)
+    return found
 
 
 def adamw(model: nn.Module, settings: TrainConfig, **options: Any) -> torch.optim.AdamW:
