@@ -1,4 +1,4 @@
-"""How far do demonstrations of PushT move the block? stable-worldmodel's WeakPolicy against our Pusher.
+"""Demonstrations of PushT: the published set's moments, our Pusher, and stable-worldmodel's WeakPolicy.
 
     python benchmarks/pusht_demonstrations.py
 
@@ -23,13 +23,24 @@ from shapely.geometry import Point
 
 from atlas_wm.data.collect import record_episode
 from atlas_wm.progress import Bar
-from atlas_wm.tasks.pusher import AGENT_RADIUS, WINDOW, PusherSettings, block_shape, place
+from atlas_wm.tasks.pusher import AGENT_RADIUS, WINDOW, block_shape, place
 from atlas_wm.tasks.pusht import PushT
 
 WINDOW_STEPS, EVERY = 50, 10
 WALL = 7.0  # px from the border: where the walls begin
 TOUCH = AGENT_RADIUS + 1.5  # px between the agent's centre and the block
 WINDOWS = {"first ": "first 50 steps of each episode", "": "all windows of 50 steps"}
+# What the loader of DINO-WM's pusht_noise states, and quantiles of |action|.
+PUBLISHED = {
+    "action std": (0.202, 0.200),
+    "|action|, quantiles 50, 90, 99 %": (0.20, 0.47, 0.76),
+    "agent x, y, mean": (236.6, 264.6),
+    "agent x, y, std": (101.1, 87.0),
+    "block x, y, mean": (255.1, 266.4),
+    "block x, y, std": (52.7, 57.5),
+    "block angle, mean and std": (1.96, 1.76),
+    "agent velocity, std": (74.8, 74.1),
+}
 FIGURE = Path(__file__).parent.parent / "docs" / "images" / "pusht-demonstrations.png"
 
 
@@ -90,6 +101,8 @@ def measure(policy: str, seed: int, number: int) -> dict[str, np.ndarray]:
         "block at a wall": (bounds[:, :2].min(1) < WALL) | (bounds[:, 2:].max(1) > WINDOW - WALL),
         "action change": np.linalg.norm(np.diff(action, axis=0), axis=1),
         "rows": np.array([len(pose)]),
+        "action": action,
+        "state": episode["state"],
     }
 
 
@@ -109,6 +122,26 @@ def run(policy: str, episodes: int, seed: int) -> dict[str, np.ndarray]:
             results.append(job.result())
             bar.update(len(results), episodes)
     return {key: np.concatenate([r[key] for r in results]) for key in results[0]}
+
+
+def moments(r: dict[str, np.ndarray]) -> dict[str, tuple[float, ...]]:
+    action, mean, std = r["action"], r["state"].mean(0), r["state"].std(0)
+    values = (
+        action.std(0), np.quantile(np.linalg.norm(action, axis=1), [0.5, 0.9, 0.99]), mean[:2], std[:2], mean[2:4],
+        std[2:4], (mean[4], std[4]), std[5:7],
+    )  # fmt: skip
+    return {name: tuple(map(float, v)) for name, v in zip(PUBLISHED, values, strict=True)}
+
+
+def moments_table(results: dict[str, dict[str, np.ndarray]]) -> str:
+    columns = {"published": PUBLISHED} | {policy: moments(r) for policy, r in results.items()}
+    lines = [f"| | {' | '.join(columns)} |", "|---|" + "---|" * len(columns)]
+    for name in PUBLISHED:
+        digits = 2 if PUBLISHED[name][0] < 10 else 0
+        cells = [", ".join(f"{v:.{digits}f}" for v in column[name]) for column in columns.values()]
+        lines.append(f"| {name} | {' | '.join(cells)} |")
+    rows = [f"{r['rows'].mean():.0f} ({r['rows'].min()} – {r['rows'].max()})" for r in results.values()]
+    return "\n".join([*lines, f"| rows of an episode | about 125 | {' | '.join(rows)} |"])
 
 
 def table(results: dict[str, dict[str, np.ndarray]]) -> str:
@@ -144,17 +177,7 @@ def table(results: dict[str, dict[str, np.ndarray]]) -> str:
     )
     add("steps with the agent outside the picture", lambda r: f"{r['agent outside'].mean():.1%}")
     add("steps with the block at or past a wall", lambda r: f"{r['block at a wall'].mean():.1%}")
-    add(
-        "episodes ended early by the random goal",
-        lambda r: f"{(r['rows'] <= PushT.max_episode_steps).sum()} of {len(r['rows'])}",
-    )
     return "\n".join(lines)
-
-
-def farthest_place(margin: float) -> float:
-    """Median distance from where the environment starts blocks to the farthest place they are carried to."""
-    starts = np.random.default_rng(0).uniform(100, 400, (100_000, 2))
-    return float(np.median(np.linalg.norm(np.abs(starts - WINDOW / 2) + WINDOW / 2 - margin, axis=1)))
 
 
 def draw(results: dict[str, dict[str, np.ndarray]], path: Path) -> None:
@@ -193,13 +216,9 @@ def main() -> None:
     parser.add_argument("--figure", type=Path, default=FIGURE)
     arguments = parser.parse_args()
     results = {policy: run(policy, arguments.episodes, arguments.seed) for policy in POLICIES}
-    print(table(results))
+    print(moments_table(results))
     print()
-    for prefix, label in WINDOWS.items():
-        weak, ours = (float(np.median(results[policy][prefix + "moved"])) for policy in POLICIES)
-        print(f"{label}: median moved {ours:.1f} px against {weak:.1f} px, {ours / weak:.2f} times as far")
-    margin = PusherSettings().destination_margin
-    print(f"the farthest place a block is carried to is {farthest_place(margin):.0f} px from its start (median)")
+    print(table(results))
     draw(results, arguments.figure)
     print(f"figure: {arguments.figure.name}")
 

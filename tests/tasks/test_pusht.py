@@ -1,8 +1,5 @@
 """PushT: a reset is the recorded moment, solved is the environment's word, the pusher pushes."""
 
-from types import SimpleNamespace
-
-import gymnasium as gym
 import numpy as np
 import pytest
 from shapely import shortest_line
@@ -10,23 +7,11 @@ from shapely.geometry import Point
 
 from atlas_wm.data.collect import record_episode
 from atlas_wm.errors import UserError
-from atlas_wm.tasks.pusher import AGENT_RADIUS, WINDOW, Pusher, block_shape, place
+from atlas_wm.tasks.pusher import AGENT_RADIUS, WINDOW, Pusher, PusherSettings, block_shape, place
 from atlas_wm.tasks.pusht import PushT
 
 TASK = PushT()
 FAR = np.array([400.0, 400.0, 400.0, 400.0, 3.0, 0.0, 0.0])
-
-
-class WeakPushT(PushT):
-    """Demonstrated by stable-worldmodel's policy, which wants a vector of environments: here, of one."""
-
-    def demonstrator(self, env, seed):
-        from stable_worldmodel.envs.pusht import WeakPolicy
-
-        policy = WeakPolicy(seed=seed)
-        space = gym.spaces.Box(-1.0, 1.0, (1, 2), np.float32)
-        policy.set_env(SimpleNamespace(envs=[env], spec=env.spec, action_space=space))
-        return SimpleNamespace(get_action=lambda info: policy.get_action(info)[0])
 
 
 @pytest.fixture(scope="module")
@@ -41,13 +26,14 @@ def filmed(env) -> list[dict[str, np.ndarray]]:
 
 @pytest.fixture(scope="module")
 def episodes(env) -> list[dict[str, np.ndarray]]:
-    return [record_episode(TASK, env, 0, number, pixels=False) for number in range(16)]
+    return [record_episode(TASK, env, 0, number, pixels=False) for number in range(40)]
 
 
 @pytest.fixture(scope="module")
 def rows(filmed) -> list[tuple[dict[str, np.ndarray], int]]:
     rng = np.random.default_rng(0)
-    return [(filmed[rng.integers(len(filmed))], int(rng.integers(150))) for _ in range(50)]
+    which = [filmed[rng.integers(len(filmed))] for _ in range(50)]
+    return [(episode, int(rng.integers(len(episode["action"]) - 50))) for episode in which]
 
 
 def gap(env, episode, row) -> float:
@@ -75,11 +61,11 @@ def test_recorded_actions_from_a_recorded_row_lead_along_the_recorded_states(env
 
 
 def test_a_reset_forgets_the_episode_before(env, filmed):
-    episode, row = filmed[0], 100
+    episode, row = filmed[0], 25
     ends = []
     for before in (filmed[1], filmed[2]):
-        TASK.reset(env, before["state"][60], FAR)
-        for action in before["action"][60:80]:
+        TASK.reset(env, before["state"][20], FAR)
+        for action in before["action"][20:40]:
             env.step(action)
         TASK.reset(env, episode["state"][row], FAR)
         for action in episode["action"][row : row + 20]:
@@ -140,7 +126,6 @@ def test_the_pusher_is_a_function_of_its_seed(env, filmed):
 
 def test_episodes_are_finite_and_whole_and_actions_are_in_the_action_space(env, episodes):
     for episode in episodes:
-        assert len(episode["action"]) == TASK.max_episode_steps + 1
         assert all(action in env.action_space for action in episode["action"][:-1])
         assert all(
             np.isfinite(episode[column]).all() for column in ("state", "goal_state", "proprio", "block_pose")
@@ -157,19 +142,37 @@ def test_the_card_names_every_setting_of_the_pusher(env):
     assert {name: settings[name] for name in vars(pusher.settings)} == vars(pusher.settings)
 
 
-def test_the_pusher_moves_the_block_further_than_the_harness_does_and_more_calmly(env, episodes):
-    """Measured on 200 episodes: see docs/pusht-demonstrations.md."""
-    weak = [record_episode(WeakPushT(), env, 0, number, pixels=False) for number in range(len(episodes))]
+def test_the_demonstrations_have_the_moments_of_the_published_ones(episodes):
+    """Standard deviations as DINO-WM's loader states them. 200 episodes lie within 13 % of each
+    (docs/pusht-demonstrations.md); the 40 here may be a little farther off."""
+    states = np.concatenate([e["state"] for e in episodes])
+    actions = np.concatenate([e["action"][:-1] for e in episodes])
+    published = [0.202, 0.200, 101.1, 87.0, 52.7, 57.5, 1.76, 74.8, 74.1]
+    ratios = np.concatenate([actions.std(0), states.std(0)]) / published
+    assert ratios.min() > 0.8 and ratios.max() < 1.25
+    assert np.quantile(np.linalg.norm(actions, axis=1), [0.5, 0.9, 0.99]) == pytest.approx(
+        [0.2, 0.47, 0.76], rel=0.15
+    )
+    assert 100 < np.mean([len(e["action"]) for e in episodes]) < 175
 
-    def moved(recorded):
-        pairs = [(e["block_pose"][:-50:10, :2], e["block_pose"][50::10, :2]) for e in recorded]
-        return np.median(np.concatenate([np.linalg.norm(b[: len(a)] - a[: len(b)], axis=1) for a, b in pairs]))
 
-    def action_change(recorded):
-        return np.mean([np.abs(np.diff(e["action"][:-1], axis=0)).mean() for e in recorded])
+def test_an_episode_ends_when_the_block_is_near_the_green_t(episodes):
+    arrived = []
+    for episode in episodes:
+        assert 50 <= len(episode["action"]) <= TASK.max_episode_steps
+        x, y, angle = episode["block_pose"][-1]
+        turn = abs((angle - np.pi / 4 + np.pi) % (2 * np.pi) - np.pi)
+        arrived.append(np.hypot(x - 256, y - 256) < 50 and turn < np.pi / 4)
+    assert np.mean(arrived) > 0.75, "the others ran out of time"
 
-    assert moved(episodes) > 1.3 * moved(weak)
-    assert action_change(episodes) < action_change(weak) / 3
+
+def test_noise_is_smooth(env):
+    """Of a pusher at rest the actions are the noise alone: neighbours are alike, and it has the stated size."""
+    pusher = Pusher(env, 0, PusherSettings(pause=1.0, pause_steps=(2000, 2000)))
+    _, info = env.reset(seed=0)
+    noise = np.stack([pusher.get_action(info) for _ in range(2000)])
+    assert noise.std() == pytest.approx(0.03, rel=0.15)
+    assert np.corrcoef(noise[1:, 0], noise[:-1, 0])[0, 1] == pytest.approx(0.8, abs=0.1)
 
 
 def test_the_pusher_pushes_from_all_sides_and_turns_the_block_both_ways(env, episodes):

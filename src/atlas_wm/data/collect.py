@@ -80,7 +80,7 @@ def record_episode(task: Task, env: Any, seed: int, number: int, pixels: bool) -
         action = policy.get_action(info)
         row["action"] = np.asarray(action, np.float32)
         _, _, terminated, truncated, info = env.step(action)
-        done = terminated or truncated
+        done = terminated or truncated or getattr(policy, "finished", False)
 
 
 def collect(

@@ -56,7 +56,8 @@ class Task(ABC):
 
     @abstractmethod
     def demonstrator(self, env: gym.Env, seed: int) -> Any:
-        """The policy that makes demonstrations: ``get_action(info) -> action``."""
+        """The policy that makes demonstrations: ``get_action(info) -> action``. Where it has an attribute
+        ``finished``, an episode ends once that is true."""
 
     @abstractmethod
     def demonstrator_settings(self) -> dict[str, Any]:

@@ -1,8 +1,4 @@
-"""A scripted pusher for PushT: walks around the block, pushes it from any side, walks on.
-
-It has nothing to do with the goal of an episode. It carries the block to a far place by pushes that head there,
-does other things for a while (mostly pushes at any point of the outline, which turn the block), and so on.
-"""
+"""A scripted pusher for PushT: walks around the block and pushes it, one push after the other, to the green T."""
 
 import math
 from collections.abc import Iterator
@@ -23,104 +19,127 @@ ACTION_SCALE = 100.0
 # A steady action moves the agent by this share of its length in each step: the environment's position controller
 # is critically damped and gets that far in a tenth of a second.
 SHARE_PER_STEP = 0.4
+NOISE_KEPT = 0.8
+GYRATION = 45.0  # px: how the block turns under a push off its centre
 
 
 @dataclass(frozen=True)
 class PusherSettings:
     """Lengths in px, speeds in px a step, ranges as (low, high). Speeds are drawn log-uniformly."""
 
-    walk_speed: tuple[float, float] = (24.0, 48.0)
-    push_speed: tuple[float, float] = (9.0, 24.0)
-    push_length: tuple[float, float] = (60.0, 260.0)  # of pushes that carry the block nowhere in particular
-    push_tilt: float = 0.1  # rad: deviation of a push from the normal of the edge
-    push_curve: float = 0.02  # rad a step: how fast its direction changes
-    steer: float = 3.0  # how strongly a carrying push keeps behind the block, seen from the destination
-    action_noise: float = 0.03
-    carry_first: float = 0.85  # probability that an episode begins with carrying
-    tries: int = 4  # pushes to get the block to a destination
-    between: tuple[int, int] = (0, 3)  # other things done before the next destination
-    pause: float = 0.06  # probability that one of them is a pause
+    goal: tuple[float, float, float] = (256.0, 256.0, math.pi / 4)  # pose of the green T
+    goal_noise: tuple[float, float] = (12.0, 0.2)  # std of where an episode takes the green T to be: px, rad
+    arrived: tuple[float, float] = (14.0, 0.18)  # px of the centre of mass, rad
+    rows: tuple[int, int] = (50, 250)  # of an episode
+    walk_speed: tuple[float, float] = (12.0, 31.0)
+    push_speed: tuple[float, float] = (4.0, 10.0)
+    push_length: tuple[float, float] = (8.0, 150.0)
+    push_error: tuple[float, float] = (0.6, 1.2)  # a push is as long as this times what would be best
+    push_curve: float = 0.01  # rad a step: how fast the direction of a push changes
+    choice_noise: float = 0.05  # of the choice between pushes: a share of how far the block is from its goal
+    action_noise: float = 0.03  # its std; each step keeps 0.8 of the noise of the last one
+    pause: float = 0.06  # probability of a pause before a push
     pause_steps: tuple[int, int] = (3, 10)
-    stroll: float = 0.08  # probability that it is a walk to a random place; else, a push at any point
-    clearance: float = 20.0  # of the agent's centre from the block on the way; its radius is 15
+    stroll: float = 0.18  # probability of a walk to a random place before a push
+    clearance: float = 20.0  # of the agent's centre from the block while it walks; its radius is 15
     agent_margin: float = 20.0  # the agent does not go closer to the border
-    block_margin: float = 48.0  # the block is not pushed closer: the agent must be able to get behind it again
-    destination_margin: float = 130.0  # of the places the block is carried to
-    destination_choice: int = 16  # the farthest from the block of as many random places is the next destination
-    arrived: float = 40.0  # the block is closer to the destination than that
+    block_margin: float = 30.0  # the block is not pushed closer: the agent must be able to get behind it again
 
 
 class Pusher:
-    """``get_action(info)`` for one episode; a function of the seed and of what it is shown."""
+    """``get_action(info)`` for one episode; a function of the seed and of what it is shown.
+
+    ``finished`` once the block has arrived, or after the most rows of an episode.
+    """
 
     def __init__(self, env: gym.Env, seed: int, settings: PusherSettings | None = None):
         self.settings = settings or PusherSettings()
+        self.finished = False
         self._env: Any = env.unwrapped
         self._rng = np.random.default_rng(seed)
         self._shape: Polygon | None = None
         self._script = self._play()
+        self._rows, self._noise = 0, np.zeros(2)
         margin = self.settings.agent_margin
         self._floor = box(margin, margin, WINDOW - margin, WINDOW - margin)
 
     def get_action(self, info: dict[str, Any]) -> np.ndarray:
         self._shape = self._shape or block_shape(self._env)  # there is no block before the first reset
         self._agent = np.asarray(info["pos_agent"], np.float64)
+        self._angle = float(info["block_pose"][2])
         self._block = place(self._shape, info["block_pose"])
-        action = next(self._script) / ACTION_SCALE + self._rng.normal(0.0, self.settings.action_noise, 2)
+        self._rows += 1
+        fresh = self._rng.normal(0.0, self.settings.action_noise, 2)
+        self._noise = NOISE_KEPT * self._noise + math.sqrt(1 - NOISE_KEPT**2) * fresh
+        action = next(self._script) / ACTION_SCALE + self._noise
+        low, high = self.settings.rows
+        self.finished = self._rows + 1 >= high or (self._rows + 1 >= low and self._arrived())
         return np.clip(action, -1.0, 1.0).astype(np.float32)
 
     def _play(self) -> Iterator[np.ndarray]:
         """The steps of an episode, as displacements towards which the agent is drawn."""
         rng, s = self._rng, self.settings
-        carry = rng.random() < s.carry_first
+        assert self._shape is not None
+        pose = np.array(s.goal) + rng.normal(0.0, [s.goal_noise[0], s.goal_noise[0], s.goal_noise[1]])
+        self._goal, self._goal_angle = _xy(place(self._shape, pose).centroid), float(pose[2])
         while True:
-            if carry:
-                places = [self._somewhere(s.destination_margin) for _ in range(s.destination_choice)]
-                destination = max(places, key=self._way_to)
-                for _ in range(s.tries):
-                    if self._way_to(destination) > s.arrived:
-                        yield from self._push(destination)
-            else:
-                for _ in range(rng.integers(*s.between, endpoint=True)):
-                    yield from self._something_else()
-            carry = not carry
+            if rng.random() < s.pause or self._arrived():
+                for _ in range(rng.integers(*s.pause_steps, endpoint=True)):
+                    yield np.zeros(2)
+            if self._arrived():
+                continue
+            if rng.random() < s.stroll:
+                somewhere = rng.uniform(s.agent_margin, WINDOW - s.agent_margin, 2)
+                if self._block.distance(Point(somewhere)) > s.clearance:
+                    yield from self._walk(somewhere)
+            start, direction, length = self._choose_push()
+            yield from self._walk(start)
+            yield from self._push(direction, length)
 
-    def _something_else(self) -> Iterator[np.ndarray]:
-        rng, s = self._rng, self.settings
-        kind = rng.random()
-        if kind < s.pause:
-            for _ in range(rng.integers(*s.pause_steps, endpoint=True)):
-                yield np.zeros(2)
-        elif kind < s.pause + s.stroll:
-            place_to_go = self._somewhere(s.agent_margin)
-            if self._block.distance(Point(place_to_go)) > s.clearance:
-                yield from self._walk(place_to_go)
-        else:
-            yield from self._push(None)
+    def _off(self) -> tuple[np.ndarray, float]:
+        """How far the block is from its goal: px of its centre of mass, and rad in (−π, π]."""
+        turn = math.remainder(self._goal_angle - self._angle, 2 * math.pi)
+        return self._goal - self._centre(), turn
 
-    def _choose_push(self, destination: np.ndarray | None) -> tuple[np.ndarray, np.ndarray]:
-        """A place beside the block to start from, and the direction to push."""
+    def _arrived(self) -> bool:
+        way, turn = self._off()
+        return bool(np.linalg.norm(way) < self.settings.arrived[0] and abs(turn) < self.settings.arrived[1])
+
+    def _choose_push(self) -> tuple[np.ndarray, np.ndarray, float]:
+        """A place beside the block to start from, the direction to push, and how far.
+
+        Pushed by d at a lever ℓ, a block of radius of gyration ρ moves by about d·ρ²/(ρ² + ℓ²) and turns by
+        d·ℓ/(ρ² + ℓ²). The push after which |way|² + (ρ·turn)² is least is chosen, up to noise.
+        """
         rng, s = self._rng, self.settings
-        centre = self._centre()
-        outline, low = self._block.exterior, s.push_length[0]
+        centre, outline = self._centre(), self._block.exterior
+        way, turn = self._off()
+        wanted = np.array([*way, GYRATION * turn])
+        size = np.linalg.norm(wanted)
         choices = []
-        for at in rng.uniform(0.0, outline.length, 32):
+        for at in rng.uniform(0.0, outline.length, 48):
             before, after = (_xy(outline.interpolate((at + d) % outline.length)) for d in (-1.0, 1.0))
             normal = np.array([after[1] - before[1], before[0] - after[0]])  # outward: the outline is ccw
             normal /= np.linalg.norm(normal) + 1e-9
-            start = (before + after) / 2 + (s.clearance + 4.0) * normal
-            score = 0.3 * rng.normal()
-            if destination is not None:
-                way = _limit(destination - centre, 1.0)
-                lever = abs((start - centre) @ _turn(normal, math.pi / 2))
-                score += float((_limit(centre - start, 1.0) - normal) @ way) - lever / 80.0
+            contact = (before + after) / 2
+            start = contact + (s.clearance + 4.0) * normal
+            direction = -normal
+            arm = contact - centre
+            lever = arm[0] * direction[1] - arm[1] * direction[0]
+            # What one px of the push does, in px: where the block moves, and how it turns.
+            effect = np.array([*(GYRATION * direction), lever]) * GYRATION / (GYRATION**2 + lever**2)
+            length = float(np.clip(effect @ wanted / (effect @ effect), *s.push_length)) * rng.uniform(
+                *s.push_error
+            )
+            moved = length * effect[:2]
+            score = -np.linalg.norm(wanted - length * effect) + s.choice_noise * size * rng.normal()
             if not self._floor.contains(Point(start)) or self._block.distance(Point(start)) < s.clearance:
-                score -= 100.0  # behind a wall, or in a corner of the T that is too narrow
-            if self._beyond_walls(low * -normal) > max(0.0, self._beyond_walls(np.zeros(2))) + 1.0:
-                score -= 10.0
-            choices.append((score, start, -normal))
-        _, start, direction = max(choices, key=lambda choice: choice[0])
-        return start, _turn(direction, rng.uniform(-s.push_tilt, s.push_tilt))
+                score -= 1e4  # behind a wall, or in a corner of the T that is too narrow
+            if self._beyond_walls(moved) > max(0.0, self._beyond_walls(np.zeros(2))) + 1.0:
+                score -= 1e3
+            choices.append((score, start, direction, length))
+        _, start, direction, length = max(choices, key=lambda choice: choice[0])
+        return start, direction, length
 
     def _walk(self, target: np.ndarray) -> Iterator[np.ndarray]:
         """Go there without touching the block."""
@@ -134,32 +153,25 @@ class Pusher:
                     break
                 yield _limit(way, speed / SHARE_PER_STEP)
 
-    def _push(self, destination: np.ndarray | None) -> Iterator[np.ndarray]:
-        """Walk to the block and push until it has arrived, is carried far enough, lost, or close to a wall."""
+    def _push(self, direction: np.ndarray, length: float) -> Iterator[np.ndarray]:
+        """Push until the block has arrived, is carried far enough, lost, or close to a wall."""
         s = self.settings
-        start, direction = self._choose_push(destination)
-        yield from self._walk(start)
         speed = self._speed(s.push_speed)
-        length = self._rng.uniform(*s.push_length) if destination is None else WINDOW
         curve = self._rng.normal(0.0, s.push_curve)
         allowed = max(0.0, self._beyond_walls(np.zeros(2))) + 1.0
         reach = math.ceil((s.clearance + 8.0) / speed) + 3  # steps until the block must have been touched
-        for step in range(math.ceil(length / speed) + reach):
+        touched: np.ndarray | None = None
+        for step in range(math.ceil(length / speed) + 2 * reach):
             gap = self._block.distance(Point(self._agent)) - AGENT_RADIUS
-            block_goes = direction = _turn(direction, curve)
-            if destination is not None:
-                ahead = _limit(self._centre() - self._agent, 1.0)
-                block_goes = way = _limit(destination - self._centre(), 1.0)
-                if gap < 3.0:  # the block strays to one side: follow it beyond the line to the destination
-                    direction = way + s.steer * (ahead - (ahead @ way) * way)
-                    direction /= np.linalg.norm(direction)
-                if self._way_to(destination) < s.arrived or (gap < 3.0 and ahead @ way < 0.0):  # or not behind it
-                    return
-            soon = speed * 2.0
-            if max(self._beyond_walls(np.zeros(2)), self._beyond_walls(block_goes * soon)) > allowed:
-                return
+            if touched is None and gap < 2.0:
+                touched = self._agent
+            pushed = 0.0 if touched is None else float(np.linalg.norm(self._agent - touched))
+            direction, soon = _turn(direction, curve), speed * 2.0
+            off_limits = self._beyond_walls(direction * soon) > allowed
             lost = step > reach and gap > 6.0
-            if lost or not self._floor.contains(Point(self._agent + direction * soon)):
+            if pushed > length or off_limits or lost or self._arrived():
+                return
+            if not self._floor.contains(Point(self._agent + direction * soon)):
                 return
             yield direction * speed / SHARE_PER_STEP
 
@@ -187,18 +199,12 @@ class Pusher:
     def _centre(self) -> np.ndarray:
         return _xy(self._block.centroid)
 
-    def _way_to(self, destination: np.ndarray) -> float:
-        return float(np.linalg.norm(destination - self._centre()))
-
     def _beyond_walls(self, shift: np.ndarray) -> float:
         """How far the block, shifted, reaches past the margin."""
         x0, y0, x1, y1 = self._block.bounds
         dx, dy = shift
         margin = self.settings.block_margin
         return max(margin - min(x0 + dx, y0 + dy), max(x1 + dx, y1 + dy) - (WINDOW - margin))
-
-    def _somewhere(self, margin: float) -> np.ndarray:
-        return self._rng.uniform(margin, WINDOW - margin, 2)
 
     def _speed(self, bounds: tuple[float, float]) -> float:
         return float(np.exp(self._rng.uniform(*np.log(bounds))))

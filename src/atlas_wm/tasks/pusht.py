@@ -11,6 +11,7 @@ from atlas_wm.tasks.pusher import Pusher, PusherSettings
 
 SUCCESS_RADIUS = 20.0  # px, over agent and block together; this and the next are the environment's own constants
 SUCCESS_ANGLE = np.pi / 9
+BLOCK_STARTS = 125.0, 395.0  # px; from the environment's 100 to 400 the block would vary more than published
 # Agent and block apart from each other and from the walls.
 APART = np.array([60.0, 60.0, 256.0, 256.0, 0.0, 0.0, 0.0])
 
@@ -18,14 +19,14 @@ APART = np.array([60.0, 60.0, 256.0, 256.0, 0.0, 0.0, 0.0])
 class PushT(Task):
     """The state is (agent x, y, block x, y, block angle in [0, 2π), agent velocity x, y).
 
-    Demonstrations take 200 steps: about eight pushes each, and half of their rows still have 100 rows ahead for
-    goals at large offsets. The environment draws a random goal for each and ends the episode if that happens to be
-    reached; the pusher does not aim at it, and 1 of 200 episodes ended early (docs/pusht-demonstrations.md).
+    Demonstrations bring the block to the green T in 50 to 250 rows and have the moments of the published ones
+    (docs/pusht-demonstrations.md). The environment draws a random goal for each episode and ends it if that happens
+    to be reached; the pusher does not aim at that goal.
     """
 
     name = "pusht"
     env_id = "swm/PushT-v1"
-    max_episode_steps = 200
+    max_episode_steps = 250
     action_size = 2
     state_columns = (("state",),)
     novelty_columns = (("state",),)
@@ -37,10 +38,12 @@ class PushT(Task):
             for box in part.values():
                 if isinstance(box, gym.spaces.Box):
                     box.set_init_value(np.asarray(box.init_value, box.dtype))  # type: ignore[attr-defined]
+        start = space["block"]["start_position"]  # as drawn for demonstrations; evaluation resets to given states
+        start.low[:], start.high[:] = BLOCK_STARTS
         return env
 
     def demonstrator_settings(self) -> dict[str, Any]:
-        return {"policy": "atlas_wm Pusher", **asdict(PusherSettings())}
+        return {"policy": "atlas_wm Pusher", "block_starts": list(BLOCK_STARTS), **asdict(PusherSettings())}
 
     def demonstrator(self, env: gym.Env, seed: int) -> Any:
         return Pusher(env, seed)
