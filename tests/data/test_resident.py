@@ -32,6 +32,26 @@ def test_kept_frames_are_the_frames_bit_for_bit_in_any_order(tworoom_frames):
     assert kept.bytes < 0.5 * len(data.actions) * expected[0, 0].numel()
 
 
+class Noise:
+    """A few frames with something new in every tile, the last included."""
+
+    def __init__(self, image_size, rows=5):
+        self.image_size, self.actions = image_size, np.zeros((rows, 2))
+        shape = (rows, 3, image_size, image_size)
+        self.frames = torch.randint(0, 256, shape, dtype=torch.uint8, generator=stream(image_size))
+
+    def frames_of(self, rows):
+        return self.frames[rows]
+
+
+@pytest.mark.parametrize("size", [225, 195, 187, 223, 181, 1, 32, 96, 224, 256])
+def test_every_image_size_comes_back_as_it_was(size):
+    """Also where no tile fits, as in the prime 223, and a frame has more tiles than 16 bits can number."""
+    data = Noise(size)
+    kept = keep_on_device(data, torch.device("cpu"), workers=1)
+    assert torch.equal(kept.read(np.array([[4, 0], [2, 2]])), data.frames[[4, 0, 2, 2]].unflatten(0, (2, 2)))
+
+
 def test_what_does_not_fit_stays_on_disk_unless_it_has_to(tworoom_frames, monkeypatch, caplog):
     monkeypatch.setattr(resident, "_free_memory", lambda device: 1000)
     with caplog.at_level("INFO", "atlas_wm"):

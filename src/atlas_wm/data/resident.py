@@ -18,7 +18,8 @@ from atlas_wm.errors import UserError
 from atlas_wm.launch import own_cores
 
 log = logging.getLogger(__name__)
-TILES = (16, 14, 8, 7, 4, 2, 1)  # sides of a tile: the first that divides the frame's
+LARGEST_TILE = 16  # pixels on a side: the largest divisor of the frame's side up to it
+PLACE = torch.int32  # of a tile in its frame; a frame of 182 × 182 or more may hold more tiles than int16 counts
 SAMPLE = 256  # frames that tell the background, and how much the rest will take
 AT_ONCE = 256  # frames read together
 SHARE = 0.3  # of the free memory that may be taken; twice that while the pieces are put together
@@ -32,11 +33,11 @@ class ResidentFrames:
         self.tile = tile
         self.counts = counts  # (R,) tiles of each frame
         self.first = np.cumsum(counts) - counts  # (R,)
-        self.places, self.tiles = places, tiles  # (n,) int16: which of the K; (n, 3·t²) uint8
+        self.places, self.tiles = places, tiles  # (n,) int32: which of the K; (n, 3·t²) uint8
 
     @property
     def bytes(self) -> int:
-        return self.tiles.numel() + 2 * self.places.numel()
+        return self.tiles.nbytes + self.places.nbytes
 
     def read(self, rows: np.ndarray) -> Tensor:
         """The frames of rows of any shape: (..., 3, S, S) uint8 on the device."""
@@ -77,11 +78,11 @@ def keep_on_device(
     """Every frame of the dataset, or None (and a line that says why) where that would take too much of the device's
     memory; ``whatever``: then too. ``workers``: processes that read [0: one for each core]."""
     rows, size = len(data.actions), data.image_size
-    tile = next(t for t in TILES if size % t == 0)
+    tile = next(t for t in range(LARGEST_TILE, 0, -1) if size % t == 0)
     sample = data.frames_of(np.sort(np.random.default_rng(0).permutation(rows)[:SAMPLE])).to(device)
     background = tiled(sample, tile).median(dim=0).values  # (K, 3·t²)
     share = (tiled(sample, tile) != background).any(dim=-1).float().mean().item()
-    needed = int(1.1 * share * rows * background.numel())
+    needed = int(1.1 * share * rows * (background.nbytes + PLACE.itemsize * len(background)))
     free = _free_memory(device)
     if needed > SHARE * free and not whatever:
         log.info(
@@ -94,7 +95,7 @@ def keep_on_device(
         parts = tiled(frames.to(device, non_blocking=True), tile)
         differs = (parts != background).any(dim=-1)  # (n, K)
         counts[done : done + len(frames)] = differs.sum(dim=1).cpu().numpy()
-        places.append(differs.nonzero()[:, 1].short())
+        places.append(differs.nonzero()[:, 1].to(PLACE))
         tiles.append(parts[differs])
         done += len(frames)
         on_progress(done, rows)
