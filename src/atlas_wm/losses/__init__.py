@@ -1,6 +1,6 @@
 """The losses, usable in anyone's JEPA: plain functions of tensors."""
 
-from atlas_wm.losses.objective import ClipLatents, Losses, objective
+from atlas_wm.losses.objective import ClipLatents, Losses, Progress, objective
 from atlas_wm.losses.prediction import prediction
 from atlas_wm.losses.relational import normalized_distances, relational
 from atlas_wm.losses.sigreg import sigreg
@@ -9,6 +9,7 @@ from atlas_wm.losses.wemreg import gaussian_cells, wemreg
 __all__ = [
     "ClipLatents",
     "Losses",
+    "Progress",
     "gaussian_cells",
     "normalized_distances",
     "objective",

@@ -1,8 +1,9 @@
 """The training objective as one weighted sum: L = L_pred + λ·L_WEM + μ·L_OOD, its ablations and baselines."""
 
 from collections.abc import Callable
+from inspect import signature
 from traceback import extract_tb
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -25,6 +26,17 @@ class ClipLatents(NamedTuple):
     predicted: Tensor  # (B, T-1, …) ẑ_2..ẑ_T
     actions: Tensor  # (B, T-1, frameskip·A) standardised
     inverse: Tensor | None = None  # (B, T-1, frameskip·A) the actions, told from neighbouring latents
+
+
+class Progress(NamedTuple):
+    """How far training has come. Tensors: a CUDA graph reads them anew at every step, and would keep a number."""
+
+    step: Tensor  # () float32, 1 in the first update and total in the last
+    total: Tensor  # () float32
+
+    @classmethod
+    def at(cls, step: int, total: int, device: torch.device | str = "cpu") -> "Progress":
+        return cls(*(torch.tensor(float(n), device=device) for n in (step, total)))
 
 
 class Losses(NamedTuple):
@@ -60,11 +72,16 @@ TERMS: dict[str, Term] = {
 }
 
 
-def own_term(name: str, clips: ClipLatents) -> Tensor:
-    """The value of the function that ``module:function`` names. What is wrong with it is the user's to mend."""
+@torch.compiler.disable  # it may do what the compiler cannot, and is part of a captured graph all the same
+def own_term(name: str, clips: ClipLatents, progress: Progress | None = None) -> Tensor:
+    """The value of the function that ``module:function`` names: of the clips, and of the progress if it has a
+    parameter of that name. What is wrong with it is the user's to mend."""
     function = import_named("loss term", name)
+    wanted = {"progress": progress} if _takes_progress(name, function) else {}
+    if wanted and progress is None:
+        raise UserError(f"loss term {name} takes progress: call objective(…, progress=Progress.at(step, total))")
     try:
-        value = function(clips)
+        value = function(clips, **wanted)
     except Exception as error:
         where = extract_tb(error.__traceback__)[:2][-1]  # the call here, then the line in the function
         place = f"{where.filename}:{where.lineno}"
@@ -75,9 +92,30 @@ def own_term(name: str, clips: ClipLatents) -> Tensor:
     return value
 
 
-def objective(clips: ClipLatents, config: ObjectiveConfig, draw: Draw = None) -> Losses:
-    """The weighted sum over the terms of the config. ``draw``: a generator of directions, or directions (d, L)."""
+_signatures: dict[str, tuple[Any, bool]] = {}  # by name: the function that was looked at, and what was found
+
+
+def _takes_progress(name: str, function: Any) -> bool:
+    """Whether it has a parameter ``progress``. Told once for a function: terms are called at every step."""
+    known, takes = _signatures.get(name, (None, False))
+    if known is not function:
+        try:
+            takes = "progress" in signature(function).parameters
+        except (TypeError, ValueError):  # no function, or one of C without a signature
+            takes = False
+        _signatures[name] = (function, takes)
+    return takes
+
+
+def objective(
+    clips: ClipLatents, config: ObjectiveConfig, draw: Draw = None, progress: Progress | None = None
+) -> Losses:
+    """The weighted sum over the terms of the config. ``draw``: a generator of directions, or directions (d, L).
+    ``progress``: for terms of one's own that ask for it."""
     weights = config.weights
-    terms = {name: TERMS[name](clips, config, draw) if name in TERMS else own_term(name, clips) for name in weights}
+    terms = {
+        name: TERMS[name](clips, config, draw) if name in TERMS else own_term(name, clips, progress)
+        for name in weights
+    }
     total = torch.stack([weights[name] * value for name, value in terms.items()]).sum()
     return Losses(total, terms)

@@ -57,7 +57,8 @@ def captured(function: Callable[[], Any], pool: Any) -> tuple[torch.cuda.CUDAGra
         function()
     torch.cuda.current_stream().wait_stream(aside)
     graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph, pool=pool):
+    # Other threads may go on calling CUDA (a loader that pins memory, say): only this one has to keep to the rules.
+    with torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local"):
         result = function()
     return graph, result
 

@@ -27,6 +27,7 @@ from atlas_wm.distributed import alone, from_main, is_main, rank, same_weights, 
 from atlas_wm.errors import UserError
 from atlas_wm.launch import processes
 from atlas_wm.losses.objective import ClipLatents, Losses, objective
+from atlas_wm.losses.objective import Progress as TermProgress
 from atlas_wm.models.pretrained import load_dinov2
 from atlas_wm.models.world_model import WorldModel
 from atlas_wm.run_folder import CHECKPOINTS, NOT_FINITE, RunInfo, saving, training_folder, write_info
@@ -236,7 +237,7 @@ def fit(
     same_weights(model)
     if rank():  # the main process goes on with its stream; in the others dropout takes one of their own
         torch.manual_seed(stream(settings.seed, 5, rank()).initial_seed())
-    update = make_step(fabric, model, wrapped, config, len(batches), plain)
+    update = make_step(fabric, model, wrapped, config, len(batches), plain, done)
     factor = warmup_cosine(len(batches), settings.warmup)
     recent = Recent(
         list(config.objective.weights), training, batches, keeper.staging if keeper and is_main() else None
@@ -267,7 +268,7 @@ def fit(
             if last or step % settings.validate_every < settings.log_every:
                 used = model if last and mixed else wrapped  # in the end as it will be used, in float32
                 measure_batchnorm(fabric, used, training, config)
-                found = validate(fabric, used, validation, config, collapse)
+                found = validate(fabric, used, validation, config, collapse, update.progress)
                 row |= {f"val_{name}": value for name, value in found.items()}
                 mark = time.perf_counter()
             write(step, row)
@@ -308,7 +309,12 @@ def _latents(fabric: Fabric, model: nn.Module, dataset: ClipDataset, which: list
 
 @torch.no_grad()
 def validate(
-    fabric: Fabric, model: nn.Module, dataset: ClipDataset, config: RunConfig, collapse: CollapseWatch
+    fabric: Fabric,
+    model: nn.Module,
+    dataset: ClipDataset,
+    config: RunConfig,
+    collapse: CollapseWatch,
+    progress: TermProgress | None = None,
 ) -> dict[str, float]:
     """The losses on some fixed validation clips, in eval mode, and how much of the latent space they fill."""
     model.eval()
@@ -316,7 +322,7 @@ def validate(
     losses, latents = [], []
     for which in _some_batches(dataset, config, VALIDATION_BATCHES):
         clips = _latents(fabric, model, dataset, which)
-        losses.append(objective(clips, config.objective, generator))
+        losses.append(objective(clips, config.objective, generator, progress))
         if config.model.encoder.kind == "vit":  # a frozen encoder cannot collapse
             latents.append(clips.z)
     model.train()

@@ -11,7 +11,7 @@ from torch.nn.utils import clip_grad_norm_
 from atlas_wm.config import RunConfig, TrainConfig
 from atlas_wm.data.clips import Batch
 from atlas_wm.distributed import gather_rows, sum_gradients, world_size
-from atlas_wm.losses.objective import ClipLatents, Losses, objective
+from atlas_wm.losses.objective import ClipLatents, Losses, Progress, objective
 from atlas_wm.losses.projections import random_directions
 from atlas_wm.models.agreement import disagreement
 from atlas_wm.models.world_model import WorldModel
@@ -31,34 +31,45 @@ class Update(NamedTuple):
 
 class Step(Protocol):
     optimizer: Any  # its state is saved and brought back before the first update
+    progress: Progress  # of the last update: the step counts
 
     def __call__(self, batch: Batch, directions: torch.Generator, rate: float) -> Update:
         """Update the model for one batch; ``directions`` draws those of the regularisers."""
 
 
 def make_step(
-    fabric: "Fabric", model: WorldModel, wrapped: nn.Module, config: RunConfig, steps: int, plain: bool = False
+    fabric: "Fabric",
+    model: WorldModel,
+    wrapped: nn.Module,
+    config: RunConfig,
+    steps: int,
+    plain: bool = False,
+    done: int = 0,
 ) -> Step:
+    """``steps``: updates in all, of which ``done`` were made before (a run that goes on)."""
     if world_size() > 1:
         log.info("%d processes share each batch: training step as it is written", world_size())
     elif fabric.device.type == "cuda" and not plain:
         bf16 = precision_of(config.train, fabric.device) == "bf16-mixed"
         fused = bf16 and not any(fusable(model).values())  # then next to nothing is left to compile
         worth = config.train.compile == "auto" and steps >= STEPS_WORTH_COMPILING and not fused
-        return CapturedStep(model, config, fabric.device, compiled=worth or config.train.compile == "always")
-    return PlainStep(fabric, wrapped, config)
+        compiled = worth or config.train.compile == "always"
+        return CapturedStep(model, config, fabric.device, steps, done, compiled=compiled)
+    return PlainStep(fabric, wrapped, config, steps, done)
 
 
 class PlainStep:
-    def __init__(self, fabric: "Fabric", wrapped: nn.Module, config: RunConfig):
+    def __init__(self, fabric: "Fabric", wrapped: nn.Module, config: RunConfig, steps: int = 1, done: int = 0):
         self.fabric, self.model, self.config = fabric, wrapped, config
+        self.progress = Progress.at(done, steps, fabric.device)
         self.optimizer: Any = fabric.setup_optimizers(adamw(wrapped, config.train))
 
     def __call__(self, batch: Batch, directions: torch.Generator, rate: float) -> Update:
         for group in self.optimizer.param_groups:
             group["lr"] = rate
+        self.progress.step.add_(1)
         clips = whole_batch(self.model(batch.frames, batch.actions))
-        losses = objective(clips, self.config.objective, directions)
+        losses = objective(clips, self.config.objective, directions, self.progress)
         self.fabric.backward(losses.total)
         sum_gradients(self.model.parameters())
         norm = self.fabric.clip_gradients(
@@ -81,8 +92,18 @@ class CapturedStep:
     The graph reads its inputs from fixed places. The first updates run outside of it, and all do where it fails.
     """
 
-    def __init__(self, model: WorldModel, config: RunConfig, device: torch.device, *, compiled: bool):
+    def __init__(
+        self,
+        model: WorldModel,
+        config: RunConfig,
+        device: torch.device,
+        steps: int = 1,
+        done: int = 0,
+        *,
+        compiled: bool,
+    ):
         self.model, self.config, self.device = model, config, device
+        self.progress = Progress.at(done, steps, device)  # tensors, as the rate is
         self.rate = torch.tensor(config.train.lr, device=device)  # a tensor, so that the graph sees it change
         self.optimizer = adamw(model, config.train, lr=self.rate, fused=True, capturable=True)
         self.bf16 = precision_of(config.train, device) == "bf16-mixed"
@@ -104,13 +125,15 @@ class CapturedStep:
         for fixed, new in zip(self.inputs, given, strict=True):
             fixed.copy_(new)
         self.rate.fill_(rate)
+        self.progress.step.add_(1)
         self.updates += 1
         try:
             if self.updates <= WARM_UP or not self.fast:
                 return self._outside()
             if self.graph is None:
                 graph = torch.cuda.CUDAGraph()
-                with torch.cuda.graph(graph):
+                # The loader's thread that pins memory goes on calling CUDA: only this one has to keep to the rules.
+                with torch.cuda.graph(graph, capture_error_mode="thread_local"):
                     self.result = self._update()
                 self.graph = graph
         except Exception as error:  # a term of the user's own that cannot be compiled or captured, say
@@ -146,7 +169,7 @@ class CapturedStep:
         with torch.autocast(frames.device.type, torch.bfloat16, enabled=self.bf16):
             clips = self.model(frames, actions)
         clips = ClipLatents._make(None if t is None else t.float() for t in clips)
-        return objective(clips, self.config.objective, directions)
+        return objective(clips, self.config.objective, directions, self.progress)
 
 
 def fusable(model: WorldModel) -> dict[str, str]:
