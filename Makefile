@@ -3,13 +3,14 @@ PYTHON ?= $(shell command -v python3.11 || command -v python3)
 VENV   := .venv
 READY  := $(VENV)/.ready
 
-.PHONY: help setup demo test lint bench
+.PHONY: help setup demo test test-gpu lint bench
 
 help:
-	@echo "make demo   train ATLAS and LeWM on TwoRoom, plan with both, diagnose and report in runs/demo/ (about 10 minutes on 2 cores)"
-	@echo "make test   lint, types and the whole test suite"
-	@echo "make bench  speed of loader, planning, evaluation and training beside stable-worldmodel's"
-	@echo "make setup  only make .venv (the other targets do it when needed)"
+	@echo "make demo      train ATLAS and LeWM on TwoRoom, plan with both, diagnose and report in runs/demo/ (about 10 minutes on 2 cores)"
+	@echo "make test      lint, types and the whole test suite"
+	@echo "make test-gpu  the tests of what runs on a CUDA device alone (a few minutes; without one it says so and does nothing)"
+	@echo "make bench     speed of loader, planning, evaluation and training beside stable-worldmodel's"
+	@echo "make setup     only make .venv (the other targets do it when needed)"
 
 setup: $(READY)
 
@@ -36,3 +37,8 @@ lint: $(READY)
 
 test: lint
 	$(VENV)/bin/python -m pytest -n auto --maxprocesses 8 --dist loadfile --no-loadscope-reorder
+
+test-gpu: $(READY)
+	@if [ "$$($(VENV)/bin/python -c 'import torch; print(torch.cuda.is_available())')" = False ]; \
+	then echo "make test-gpu: no CUDA device here, so nothing was tested"; \
+	else $(VENV)/bin/python -m pytest tests/gpu; fi

@@ -1,7 +1,8 @@
 """One update of the weights: as it is written, or on a CUDA device as one captured graph."""
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
 
 import torch
@@ -128,8 +129,11 @@ class CapturedStep:
         self.progress.step.add_(1)
         self.updates += 1
         try:
-            if self.updates <= WARM_UP or not self.fast:
+            if self.updates < WARM_UP or not self.fast:
                 return self._outside()
+            if self.updates == WARM_UP:
+                with _no_waiting(self.device):
+                    return self._outside()
             if self.graph is None:
                 graph = torch.cuda.CUDAGraph()
                 # The loader's thread that pins memory goes on calling CUDA: only this one has to keep to the rules.
@@ -170,6 +174,21 @@ class CapturedStep:
             clips = self.model(frames, actions)
         clips = ClipLatents._make(None if t is None else t.float() for t in clips)
         return objective(clips, self.config.objective, directions, self.progress)
+
+
+@contextmanager
+def _no_waiting(device: torch.device) -> Iterator[None]:
+    """Within, what waits for the device (``.item()``, say) is an error. It would be one in a capture too, but that
+    leaves torch's random generators in a state in which nothing can be drawn any more."""
+    if device.type != "cuda":
+        yield
+        return
+    before = torch.cuda.get_sync_debug_mode()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        yield
+    finally:
+        torch.cuda.set_sync_debug_mode(before)
 
 
 def fusable(model: WorldModel) -> dict[str, str]:
