@@ -12,7 +12,7 @@ from stable_worldmodel.wm.loss import TemporalStraighteningLoss
 from atlas_wm.cli import main
 from atlas_wm.config import ObjectiveConfig
 from atlas_wm.errors import UserError
-from atlas_wm.losses import ClipLatents, objective
+from atlas_wm.losses import ClipLatents, Progress, objective
 from atlas_wm.methods import METHODS, get_method
 from atlas_wm.recipes import demo
 from atlas_wm.streams import stream
@@ -39,7 +39,7 @@ number = 3
 @pytest.fixture
 def my_method(tmp_path, monkeypatch):
     """The tutorial's module and a broken one in the working directory, forgotten afterwards."""
-    (tmp_path / "my_method.py").write_text(BLOCKS[0][1])
+    (tmp_path / "my_method.py").write_text(BLOCKS[0][1] + BLOCKS[1][1])
     (tmp_path / "broken.py").write_text(BROKEN)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", list(sys.path))
@@ -56,8 +56,8 @@ def clips():
 
 @pytest.mark.slow
 def test_the_tutorial_works_as_written(my_method):
-    assert [kind for kind, _ in BLOCKS] == ["python", "sh", "python", "sh"]
-    for kind, text in BLOCKS[1:]:
+    assert [kind for kind, _ in BLOCKS] == ["python", "python", "sh", "python", "sh"]
+    for kind, text in BLOCKS[2:]:
         if "atlas eval" in text:  # a term matters in training alone
             Path("my_method.py").unlink()
             del sys.modules["my_method"]
@@ -80,6 +80,13 @@ def test_the_row_is_atlas_and_one_more_term(my_method, clips):
     torch.testing.assert_close(straightening, TemporalStraighteningLoss()(clips.z))
     without = objective(clips, demo("atlas").objective, stream(1)).total
     torch.testing.assert_close(total - without, 0.1 * straightening)
+
+
+@pytest.mark.parametrize(("step", "share"), [(1, 0.02), (25, 0.5), (50, 1), (100, 1)])
+def test_the_schedule_of_the_tutorial_sets_in_over_the_first_half(my_method, clips, step, share):
+    config = ObjectiveConfig(extra={"my_method:straightening": 1.0, "my_method:later": 1.0})
+    terms = objective(clips, config, progress=Progress.at(step, 100)).terms
+    torch.testing.assert_close(terms["my_method:later"], share * terms["my_method:straightening"])
 
 
 @pytest.mark.parametrize(

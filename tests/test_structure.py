@@ -16,7 +16,7 @@ LEAVES = {
 }
 # What each part of the house may import of the others; nothing reaches back along the way of the data.
 ALLOWED = {
-    "losses": {"config", "errors", "imports"},
+    "losses": {"config", "errors", "imports", "distributed"},
     "models": LEAVES | {"losses", "hub", "geometry"},
     "tasks": LEAVES,
     "data": LEAVES | {"tasks"},

@@ -88,6 +88,37 @@ def gather_rows(tensors: Sequence[Tensor | None]) -> list[Tensor | None]:
     return [None if t is None else next(gathered) for t in tensors]
 
 
+class _GatherForMean(_Gather):
+    """The same where gradients of the weights are averaged over the processes, as DDP does. A row takes part in the
+    loss of every process, so that its gradient is the sum of theirs."""
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
+        total = grads[0].clone()
+        dist.all_reduce(total)
+        return total[ctx.own], None
+
+
+def gathered(x: Tensor, dim: int = 0) -> Tensor:
+    """The rows of all processes, in the order of the ranks, for a loss that is a statistic of the whole batch.
+
+    ``wemreg(gathered(z))`` under plain DDP is the loss of one process with the whole batch, and so is the gradient
+    that DDP leaves in the weights: differentiate the loss as it is, without a factor for the number of processes,
+    and let DDP average. Gather all that a loss takes (``relational(gathered(z), gathered(anchor))``), call it in
+    every process, and give ``wemreg`` and ``sigreg`` the same directions everywhere: with directions of their own
+    the processes compute different losses, and the gradient is that of their mean.
+
+    ``dim``: the axis of the batch, -2 where time leads. Processes may hold different numbers of rows. Without
+    ``torch.distributed``, or in a single process, x itself. (Our own trainer sums gradients: see gather_rows.)
+    """
+    if world_size() == 1:
+        return x
+    rows = x.movedim(dim, 0)
+    counts = [torch.zeros(1, dtype=torch.int64, device=x.device) for _ in range(world_size())]
+    dist.all_gather(counts, torch.tensor([len(rows)], device=x.device))  # NCCL alone sees tensors of a GPU only
+    return _GatherForMean.apply(rows, torch.cat(counts).tolist()).movedim(0, dim)
+
+
 class _Sum(torch.autograd.Function):
     """The sum over processes, of which each makes something else: its gradient is the sum of theirs."""
 

@@ -1,5 +1,6 @@
 """The losses, usable in anyone's JEPA: plain functions of tensors."""
 
+from atlas_wm.distributed import gathered
 from atlas_wm.losses.objective import ClipLatents, Losses, Progress, objective
 from atlas_wm.losses.prediction import prediction
 from atlas_wm.losses.relational import normalized_distances, relational
@@ -10,6 +11,7 @@ __all__ = [
     "ClipLatents",
     "Losses",
     "Progress",
+    "gathered",
     "gaussian_cells",
     "normalized_distances",
     "objective",
