@@ -161,7 +161,7 @@ def main() -> None:
         theirs = their_lewm(model)
         table = Table("CEM", "stable-worldmodel, s", "atlas-wm, s", "ratio", "success, %")
         for candidates, iterations in (map(int, cem.split("x")) for cem in arguments.cem):
-            plan = PlanConfig(candidates=candidates, iterations=iterations)
+            plan = PlanConfig(candidates=candidates, iterations=iterations, clip_actions=False)  # as the library
             evaluate_theirs(theirs, model, plan, path, data, rows[:1], protocol)  # to warm up
             before, their_success = evaluate_theirs(theirs, model, plan, path, data, rows, protocol)
             after, our_success = evaluate_ours(model, plan, path, rows, protocol)

@@ -70,6 +70,7 @@ def test_the_paper_recipe_is_the_papers_table():
     t, p = config.train, config.plan
     assert (t.epochs, t.batch, t.lr, t.weight_decay, t.clip, t.seed) == (10, 128, 5e-5, 1e-3, 1.0, 3072)
     assert (p.candidates, p.iterations, p.elites, p.horizon, p.execute) == (300, 30, 30, 5, 5)
+    assert not p.clip_actions
     m = config.model
     assert (m.latent, m.history, m.frameskip, m.clip_rows) == (192, 3, 5, 16)
 

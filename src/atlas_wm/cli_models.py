@@ -25,7 +25,8 @@ def import_tasks(names: Sequence[str]) -> None:
 def bank(run: RunFolder, /, data: Path | None = None, device: str = "auto", task: OwnTasks = ()) -> None:
     """Give a run that lacks it the bank of training frames that `atlas plan` tells novelty by.
 
-    Training and `atlas import` do this themselves.
+    Training and `atlas import` do this themselves. A run of an older version also gets the action bounds that its
+    plans are clipped to.
 
     Args:
         run: Run folder.

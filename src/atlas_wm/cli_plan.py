@@ -25,6 +25,8 @@ class PlanFlags:
     away, and it begins with what the last plan left over; for --replan-every 1 or 2 [default: the run's]."""
     candidate_chunk: int | None = None
     """Most candidates rolled out at once; bounds memory [default: the run's]. Fewer are taken where memory ends."""
+    clip_actions: bool | None = None
+    """Clip the actions of plans to the action bounds of the run [default: the run's; False in the paper recipe]."""
     precision: Literal["auto", "bf16", "float32"] = "auto"
     """Of the products while candidates are compared; auto: bf16 on a CUDA device, float32 elsewhere."""
     plain: bool = False
@@ -37,6 +39,7 @@ class PlanFlags:
             "execute": self.replan_every,
             "rule": self.rule,
             "candidate_chunk": self.candidate_chunk,
+            "clip_actions": self.clip_actions,
         }
         return replace(plan, **{k: v for k, v in changes.items() if v is not None})
 

@@ -1,6 +1,8 @@
 """What the commands of ``atlas`` do, with progress shown; plain functions, also for scripts."""
 
+import logging
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +15,11 @@ from atlas_wm.evaluate.evaluate import evaluate
 from atlas_wm.evaluate.protocol import Protocol
 from atlas_wm.models.world_model import WorldModel
 from atlas_wm.progress import Bar
-from atlas_wm.run_folder import BANK
+from atlas_wm.run_folder import BANK, NORMALIZER, write_json
 from atlas_wm.tasks import Task, get_task_of
 from atlas_wm.train.loop import Progress, train
+
+log = logging.getLogger(__name__)
 
 
 def collect_with_progress(task: Task, out: Path, episodes: int, **options: Any) -> dict[str, Any]:
@@ -59,7 +63,7 @@ def evaluate_with_progress(
 
 
 def write_bank(run: Path, data: Path | None = None, device: str = "auto") -> Path:
-    """The bank that training would have written into the run folder."""
+    """The bank that training would have written into the run folder, and action bounds if it has none."""
     model = WorldModel.load(run, pick_device(device))
     assert model.run is not None
     ready = open_training_set(data or model.run.data.path, get_task_of(model.run), model.run.config)
@@ -71,6 +75,10 @@ def write_bank(run: Path, data: Path | None = None, device: str = "auto") -> Pat
     model.remember(ready.some_frames())
     assert model.bank is not None
     model.bank.write(run)
+    if model.normalizer.low is None:
+        bounded = replace(model.normalizer, low=ready.normalizer.low, high=ready.normalizer.high)
+        write_json(run / NORMALIZER, bounded.to_dict())
+        log.info("action bounds added to %s: its plans are clipped to them unless clip_actions is off", NORMALIZER)
     return run / BANK
 
 

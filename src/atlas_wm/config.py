@@ -1,4 +1,5 @@
-"""Every setting of a run, as frozen dataclasses with checks. The defaults are the paper's (Table hparams).
+"""Every setting of a run, as frozen dataclasses with checks. The defaults are the paper's (Table hparams),
+but for plan.clip_actions.
 
 What is known only from the data (the action size) is an argument of the model, not a setting.
 """
@@ -282,6 +283,9 @@ class PlanConfig:
     the nearest of its steps is away, and it begins with what the last plan left over."""
     candidate_chunk: int | None = None
     """Most candidates rolled out at once, over all episodes planned together; bounds memory. None: all."""
+    clip_actions: bool = True
+    """Clip the actions of a plan to the bounds stored with the run; False: return what the search found (the
+    paper). Candidates are never clipped."""
 
     def __post_init__(self) -> None:
         within("plan.", self, 1, 1e6, "candidates", "iterations", "horizon")
@@ -362,7 +366,7 @@ def _parse(hint: Any, value: Any, where: str) -> Any:
         return {str(k): _parse(of, v, f"{where}.{short(k)}") for k, v in value.items()}
     if hint is float and type(value) in (int, float) and abs(value) <= MOST_FLOAT:
         return float(value)
-    if hint in (int, str) and type(value) is hint:
+    if hint in (int, str, bool) and type(value) is hint:
         return value
     name = getattr(hint, "__name__", None) if origin is None else str(hint)
     raise UserError(f"{where} must be {name or hint}, not {short(value)}")

@@ -30,7 +30,7 @@ class Method:
 
     @property
     def run_config(self) -> RunConfig:
-        """The run of the paper with this method."""
+        """The run of the paper with this method, but for what ``plan`` says of clipped actions."""
         return RunConfig(ModelConfig(self.encoder, self.predictor), self.objective, self.train, self.plan)
 
 

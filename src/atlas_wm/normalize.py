@@ -1,4 +1,4 @@
-"""Standardisation of actions: fitted on the training part, travels with the model."""
+"""Standardisation of actions, and their bounds: fitted on the training part, travels with the model."""
 
 import math
 from collections.abc import Sequence
@@ -9,32 +9,52 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from atlas_wm.errors import UserError
+from atlas_wm.errors import UserError, short
+
+Bounds = Sequence[tuple[float, float]]  # the lowest and the highest value of each action coordinate
 
 
 @dataclass(frozen=True)
 class Normalizer:
-    """(a − mean) / std for each of the A action coordinates."""
+    """(a − mean) / std for each of the A action coordinates, and the bounds that plans are clipped to."""
 
     mean: tuple[float, ...]
     std: tuple[float, ...]
+    low: tuple[float, ...] | None = None
+    """Bounds in the environment's units; None in runs of versions that did not store them."""
+    high: tuple[float, ...] | None = None
 
     def __post_init__(self) -> None:
         if len(self.mean) != len(self.std) or not self.mean:
             raise UserError("a normaliser needs one mean and one std per action coordinate")
         if not all(math.isfinite(v) for v in (*self.mean, *self.std)) or min(self.std) <= 0:
             raise UserError("a normaliser needs finite means and positive, finite deviations")
+        if (self.low is None) != (self.high is None):
+            raise UserError("action bounds need both low and high")
+        if self.low is not None and self.high is not None:
+            if not len(self.low) == len(self.high) == self.size:
+                raise UserError("action bounds need one low and one high per action coordinate")
+            if not all(math.isfinite(v) for v in (*self.low, *self.high)):
+                raise UserError("action bounds must be finite")
+            if any(low > high for low, high in zip(self.low, self.high, strict=True)):
+                raise UserError("action bounds need low <= high in every coordinate")
 
     @classmethod
-    def fit(cls, actions: np.ndarray) -> "Normalizer":
-        """From raw actions (N, A); rows with NaN (episode ends) are left out."""
+    def fit(cls, actions: np.ndarray, bounds: Bounds | None = None) -> "Normalizer":
+        """From raw actions (N, A); rows with NaN (episode ends) are left out. Coordinates without finite bounds get
+        the smallest and the largest action instead."""
         rows = np.asarray(actions, dtype=np.float64)
         rows = rows[np.isfinite(rows).all(axis=1)]
         if len(rows) == 0:
             raise UserError("no finite action in the training part: nothing to standardise with")
         # A coordinate that never moves keeps its scale. Its deviation may be off 0 by rounding, its range is not.
         std = np.where(np.ptp(rows, axis=0) > 0, rows.std(axis=0), 1.0)
-        return cls(tuple(rows.mean(axis=0).tolist()), tuple(std.tolist()))
+        seen = np.stack([rows.min(axis=0), rows.max(axis=0)])  # (2, A)
+        known = seen if bounds is None else np.asarray(bounds, np.float64).T
+        if known.shape != seen.shape:
+            raise UserError(f"action_bounds must be {rows.shape[1]} pairs (low, high), not {short(bounds)}")
+        low, high = np.where(np.isfinite(known), known, seen)
+        return cls(*(tuple(values.tolist()) for values in (rows.mean(axis=0), std, low, high)))
 
     @property
     def size(self) -> int:
@@ -50,13 +70,27 @@ class Normalizer:
         mean, std = self._like(actions)
         return actions * std + mean
 
+    def clip(self, actions: Tensor) -> Tensor:
+        """(..., A) raw → raw, within the bounds where there are any."""
+        if self.low is None or self.high is None:
+            return actions
+        return actions.clamp(actions.new_tensor(self.low), actions.new_tensor(self.high))
+
+    def outside(self, actions: np.ndarray) -> float:
+        """The share of raw actions (N, A) with a coordinate out of bounds."""
+        if self.low is None or self.high is None:
+            return 0.0
+        low, high = (np.asarray(bound, actions.dtype) for bound in (self.low, self.high))
+        return float(((actions < low) | (actions > high)).any(axis=1).mean())
+
     def _like(self, actions: Tensor) -> tuple[Tensor, Tensor]:
         if actions.shape[-1] != self.size:
             raise UserError(f"actions have {actions.shape[-1]} coordinates, the model was trained on {self.size}")
         return actions.new_tensor(self.mean), actions.new_tensor(self.std)
 
     def to_dict(self) -> dict[str, Any]:
-        return {"action": {"mean": list(self.mean), "std": list(self.std)}}
+        bounds = {} if self.low is None or self.high is None else {"low": list(self.low), "high": list(self.high)}
+        return {"action": {"mean": list(self.mean), "std": list(self.std), **bounds}}
 
     @classmethod
     def from_dict(cls, data: Any) -> "Normalizer":
@@ -67,8 +101,10 @@ class Normalizer:
             return tuple(float(v) for v in values)
 
         try:
-            return cls(numbers("mean"), numbers("std"))
+            bounds = [numbers(key) if key in data["action"] else None for key in ("low", "high")]
+            return cls(numbers("mean"), numbers("std"), *bounds)
         except (KeyError, TypeError, OverflowError) as error:
             raise UserError(
-                "normalizer.json must hold {'action': {'mean': [numbers], 'std': [numbers]}}"
+                "normalizer.json must hold {'action': {'mean': [numbers], 'std': [numbers]}}, and may hold 'low' "
+                "and 'high' beside them"
             ) from error

@@ -13,12 +13,16 @@ DEMO_WEIGHTS = {"wemreg": 0.2, "sigreg": 0.03, "relational": 0.1}
 
 
 def paper(method: str) -> RunConfig:
-    """The run of the paper: 18.0 M parameters, 224×224, 10 epochs, CEM 300×30."""
-    return get_method(method).run_config
+    """The run of the paper: 18.0 M parameters, 224×224, 10 epochs, CEM 300×30.
+
+    Its plans are the paper's to the letter: actions are not clipped and may leave the action space.
+    """
+    run = get_method(method).run_config
+    return replace(run, plan=replace(run.plan, clip_actions=False))
 
 
 def demo(method: str) -> RunConfig:
-    """Minutes on a laptop: 0.27 M parameters, 32×32 frames, 800 steps, CEM with 10 iterations."""
+    """Minutes on a laptop: 0.27 M parameters, 32×32 frames, 800 steps, CEM with 10 iterations, actions clipped."""
     base = paper(method)
     weights: dict[str, Any] = {name: w for name, w in DEMO_WEIGHTS.items() if getattr(base.objective, name) > 0}
     if base.model.encoder.kind == "vit":
@@ -61,7 +65,7 @@ def demo(method: str) -> RunConfig:
             split="episodes",
             validate_every=200,
         ),
-        plan=replace(base.plan, iterations=10),
+        plan=replace(base.plan, iterations=10, clip_actions=True),
     )
 
 

@@ -62,6 +62,7 @@ def test_the_imported_run_says_what_it_is(imported, dataset_path, task, run_fold
     assert info.config.model == replace(wanted, encoder=replace(wanted.encoder, norm_eps=1e-12))
     assert info.data.hash == read_run(run_folder)[0].data.hash
     assert normalizer.mean == pytest.approx(read_run(run_folder)[1].mean, abs=0.05)  # another split, the same data
+    assert (normalizer.low, normalizer.high) == ((-1.0, -1.0), (1.0, 1.0))  # of the task: a checkpoint has none
 
 
 @torch.no_grad()

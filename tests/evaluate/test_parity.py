@@ -38,7 +38,7 @@ from stable_worldmodel.solver import CEMSolver  # noqa: E402
 from stable_worldmodel.solver.callbacks import Callback  # noqa: E402
 
 SEED = 10
-PLAN = PlanConfig(candidates=60, iterations=4, elites=8)
+PLAN = PlanConfig(candidates=60, iterations=4, elites=8, clip_actions=False)  # the library clips nothing
 BUDGET = 60  # not a multiple of the 25 actions of a plan: the last plan is cut short
 
 

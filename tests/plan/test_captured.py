@@ -148,6 +148,22 @@ def test_the_nearest_step_from_a_start_in_chunks(search, kernels, demo_model):
         torch.testing.assert_close(mine, theirs, atol=1e-4, rtol=1e-4)
 
 
+def test_the_answer_is_clipped_before_it_is_rolled_out_and_the_search_is_not(search, kernels, demo_model):
+    demo_model.normalizer = replace(demo_model.normalizer, low=(2.9, -1.5), high=(3.2, -0.5))
+    frames, goals = torch.randint(0, 256, (2, 1, 3, 32, 32), dtype=torch.uint8, generator=stream(0))
+    found = search(frames, goals, [11], torch.zeros(1, 2, 10))
+    again = search(frames, goals, [11], torch.zeros(1, 2, 10))
+    with torch.inference_mode():
+        z, _, mean, _ = plain_search(demo_model, kernels, frames, goals, [11])
+        low, high = torch.tensor([-0.2, -0.25] * 5), torch.tensor([0.4, 0.25] * 5)  # standardised
+        clipped = mean.clamp(low, high)
+        imagined = demo_model.rollout(z, clipped[:, None])[:, 0]
+    assert not torch.equal(mean, clipped)
+    for result in (found, again):
+        torch.testing.assert_close(result.mean, clipped, atol=1e-4, rtol=1e-4)
+        torch.testing.assert_close(result.latents, imagined, atol=1e-4, rtol=1e-4)
+
+
 def test_batches_are_padded_to_few_sizes():
     assert [padded(n, 128) for n in (1, 7, 8, 9, 50, 100, 128)] == [1, 7, 8, 16, 56, 104, 128]
     assert padded(50, 52) == 52

@@ -137,8 +137,10 @@ def test_a_chunk_bounds_the_candidates_rolled_out_and_held_at_once(demo_model, m
         assert sizes == [4] * 6
 
 
-def test_the_policy_acts_as_our_planner_plans_from_the_same_noise(demo_model):
-    plan = replace(PLAN, execute=3)  # the other two blocks are forgotten, not a start for the next plan
+@pytest.mark.parametrize("clip", [True, False])
+def test_the_policy_acts_as_our_planner_plans_from_the_same_noise(demo_model, clip):
+    demo_model.normalizer = replace(demo_model.normalizer, low=(2.9, -1.5), high=(3.2, -0.5))
+    plan = replace(PLAN, execute=3, clip_actions=clip)  # the other two blocks are not a start for the next plan
     policy = harness_policy(demo_model, plan)
     policy.set_env(environments(1))
     for number in range(3):
@@ -148,6 +150,7 @@ def test_the_policy_acts_as_our_planner_plans_from_the_same_noise(demo_model):
         info = {"pixels": frame[None, None], "goal": goal[None, None], "action": np.full((1, 1, 2), np.nan)}
         theirs = [policy.get_action(info)[0] for _ in ours.actions]
         np.testing.assert_allclose(theirs, ours.actions, rtol=0, atol=1e-4)
+        assert (demo_model.normalizer.outside(np.array(theirs)) == 0) == clip
 
 
 @pytest.mark.parametrize(

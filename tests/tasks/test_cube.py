@@ -36,6 +36,13 @@ def states(episode) -> np.ndarray:
     return np.concatenate([episode["qpos"], episode["qvel"]], axis=1)
 
 
+@pytest.mark.filterwarnings("ignore:.*WARN")  # gymnasium's, about the precision of the bounds
+def test_the_action_bounds_are_those_of_the_environment(env):
+    wrapped = env.env.action_space  # the wrapper has one of its own, which it makes before the model is compiled
+    for space in (env.action_space, wrapped):
+        assert TASK.action_bounds == tuple(zip(space.low.tolist(), space.high.tolist(), strict=True))
+
+
 @pytest.fixture
 def needs_renderer():
     if rendering.pick_renderer() is None:

@@ -1,5 +1,6 @@
 """Clips: short windows of an episode, the unit of training."""
 
+import logging
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
@@ -13,7 +14,9 @@ from atlas_wm.data.dataset import EpisodeData
 from atlas_wm.data.resident import ResidentFrames
 from atlas_wm.data.tokens import TokenFile
 from atlas_wm.errors import UserError
-from atlas_wm.normalize import Normalizer
+from atlas_wm.normalize import Bounds, Normalizer
+
+log = logging.getLogger(__name__)
 
 
 class Batch(NamedTuple):
@@ -70,13 +73,24 @@ def split_clips(index: ClipIndex, episodes: int, config: TrainConfig) -> tuple[C
     return parts
 
 
-def fit_normalizer(data: EpisodeData, clips: ClipIndex, config: ModelConfig) -> Normalizer:
-    """Action statistics of the rows that training clips cover, each row once."""
+def fit_normalizer(
+    data: EpisodeData, clips: ClipIndex, config: ModelConfig, bounds: Bounds | None = None
+) -> Normalizer:
+    """Action statistics of the rows that training clips cover, each row once; ``bounds``: the task's."""
     first = data.offsets[clips.episode] + clips.start
     edges = np.zeros(len(data.actions) + 1, dtype=np.int64)
     np.add.at(edges, first, 1)
     np.add.at(edges, first + config.clip_rows - 1, -1)  # the last frame's action leads out of the clip
-    return Normalizer.fit(data.actions[np.cumsum(edges[:-1]) > 0])
+    actions = data.actions[np.cumsum(edges[:-1]) > 0]
+    normalizer = Normalizer.fit(actions, bounds)
+    share = normalizer.outside(actions)
+    if share > 0:
+        log.warning(
+            "%.1f %% of the training actions lie outside the action bounds %s to %s of %s, which plans are clipped "
+            "to: if they are wrong, set action_bounds in the task",
+            *(100 * share, normalizer.low, normalizer.high, data.task.name),
+        )
+    return normalizer
 
 
 class ClipDataset(torch.utils.data.Dataset[Batch]):

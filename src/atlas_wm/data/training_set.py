@@ -50,5 +50,5 @@ def open_training_set(path: str | Path, task: Task, config: RunConfig) -> Traini
         training_clips=len(training),
         validation_clips=len(validation),
     )
-    normalizer = fit_normalizer(data, training, config.model)
+    normalizer = fit_normalizer(data, training, config.model, task.action_bounds)
     return TrainingSet(data, training, validation, config.model.clip_frames, normalizer, info)

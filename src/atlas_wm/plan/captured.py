@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from atlas_wm.config import PlanConfig
 from atlas_wm.models.world_model import WorldModel
+from atlas_wm.plan.bounds import clip_limits
 from atlas_wm.plan.offer import fast_rollout
 from atlas_wm.plan.rules import cost
 
@@ -149,6 +150,8 @@ class _Batch:
         self.mean = torch.zeros(size, config.horizon, model.config.frameskip * model.action_size, device=device)
         self.start = torch.zeros_like(self.mean)
         std = torch.ones_like(self.mean)
+        limits = clip_limits(config, model)
+        self.kept = (std, iteration, limits)  # a graph knows addresses: what it uses must stay, as long as it
         together = max(1, min(config.candidates, search.most // size))  # candidates of each episode
 
         def begin() -> Tensor:
@@ -166,6 +169,8 @@ class _Batch:
             search.kernels.refine(whole, candidates, config.elites, self.mean, std, iteration)
 
         def finish() -> Tensor:
+            if limits is not None:
+                self.mean.clamp_(*limits)
             return exact.rollout(self.z[0], self.mean[:, None])[:, 0]
 
         self.begin, self.z = captured(begin, search.pool)

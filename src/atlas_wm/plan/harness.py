@@ -83,16 +83,20 @@ class GoalCost(nn.Module):
 
 
 class Standardisation:
-    """A model's normaliser as the library wants it, which is as scikit-learn has it."""
+    """A model's normaliser as the library wants it, which is as scikit-learn has it.
 
-    def __init__(self, normalizer: Normalizer):
-        self.normalizer = normalizer
+    ``clip``: actions on their way to the environment are clipped to the normaliser's bounds.
+    """
+
+    def __init__(self, normalizer: Normalizer, clip: bool = False):
+        self.normalizer, self.clip = normalizer, clip
 
     def transform(self, actions: np.ndarray) -> np.ndarray:
         return self.normalizer.apply(torch.tensor(actions)).numpy()
 
     def inverse_transform(self, actions: np.ndarray) -> np.ndarray:
-        return self.normalizer.invert(torch.tensor(actions)).numpy()
+        raw = self.normalizer.invert(torch.tensor(actions))
+        return (self.normalizer.clip(raw) if self.clip else raw).numpy()
 
 
 def harness_policy(
@@ -113,7 +117,8 @@ def harness_policy(
     plan = Planner(model, plan).config
     if plan.rule != "terminal":
         raise UserError(f"the library's policy plans by the end alone: plan.rule must be terminal, not {plan.rule}")
-    cost, standardisation = GoalCost(model, plan.candidate_chunk), Standardisation(model.normalizer)
+    cost = GoalCost(model, plan.candidate_chunk)
+    standardisation = Standardisation(model.normalizer, clip=plan.clip_actions)
 
     class Policy(WorldModelPolicy):
         def set_env(self, env: Any) -> None:

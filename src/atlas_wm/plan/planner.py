@@ -15,6 +15,7 @@ from atlas_wm.frames import check_frames, frame_to_tensor, reduce_frames
 from atlas_wm.models.fast import FastTerminal, PackedProduct
 from atlas_wm.models.predictors import Imagination
 from atlas_wm.models.world_model import WorldModel
+from atlas_wm.plan.bounds import clip_limits
 from atlas_wm.plan.captured import CapturedSearch, Found, Weights
 from atlas_wm.plan.cem import cem
 from atlas_wm.plan.offer import fast_rollout
@@ -45,6 +46,8 @@ class Novelty(NamedTuple):
 
 
 class Plan(NamedTuple):
+    """What to do, clipped as PlanConfig.clip_actions says, and what the model imagines of just that."""
+
     actions: np.ndarray  # (execute·frameskip, A) in the environment's units: what to do before planning again
     cost: float  # WorldModel.distance from the goal: of the imagined end, or of what the rule counts
     start_cost: float  # the distance before the first action
@@ -77,6 +80,8 @@ class Planner:
         self.config = config or (model.run.config.plan if model.run else PlanConfig())
         self.plain = plain
         self.dtype = dtype or (torch.bfloat16 if self.device.type == "cuda" else torch.float32)
+        if model.run and self.config.clip_actions and model.normalizer.low is None:
+            log.warning("plans are not clipped: the run has no action bounds (`atlas bank RUN` adds them)")
         self.seconds = 0.0  # spent planning
         self.chunk = self.config.candidate_chunk or self._automatic_chunk()
         self._captured: CapturedSearch | None = None
@@ -137,9 +142,11 @@ class Planner:
         costs = judge(self.config, model.distance(latents, z_goal[:, None])).tolist()
         start_costs = model.distance(z, z_goal).tolist()
         standardised = mean[:, :execute].unflatten(-1, (-1, model.action_size)).flatten(1, 2)
-        actions = model.normalizer.invert(standardised.cpu()).numpy()
+        raw = model.normalizer.invert(standardised.cpu())
+        if self.config.clip_actions:  # again: the bounds themselves, not what rounding makes of them
+            raw = model.normalizer.clip(raw)
         novelty = self._novelty(z, z_goal, latents[:, -1])
-        imagined, rests = latents.cpu().numpy(), mean[:, execute:].cpu().numpy()
+        actions, imagined, rests = raw.numpy(), latents.cpu().numpy(), mean[:, execute:].cpu().numpy()
         return [Plan(*parts) for parts in zip(actions, costs, start_costs, imagined, novelty, rests, strict=True)]
 
     def _search(self, frames: Tensor, goals: Tensor, streams: Sequence[torch.Generator], start: Tensor) -> Found:
@@ -161,10 +168,12 @@ class Planner:
                 log.warning("out of memory with %d candidates at once: %d from now on", rows, self.chunk)
                 torch.cuda.empty_cache()
 
-        solution = cem(costs, start, config, streams)
+        mean, limits = cem(costs, start, config, streams).mean, clip_limits(config, model)
+        if limits is not None:
+            mean = mean.clamp(*limits)
         exact = imagination if self.dtype == torch.float32 else model
-        latents = exact.rollout(z, solution.mean[:, None])[:, 0]
-        return Found(z, z_goal, solution.mean, latents)
+        latents = exact.rollout(z, mean[:, None])[:, 0]
+        return Found(z, z_goal, mean, latents)
 
     def _search_captured(
         self, frames: Tensor, goals: Tensor, streams: Sequence[torch.Generator], start: Tensor

@@ -1,5 +1,6 @@
 """What a task is: everything that knows an environment is behind this class."""
 
+import logging
 import warnings
 from abc import ABC, abstractmethod
 from typing import Any
@@ -8,7 +9,10 @@ import gymnasium as gym
 import numpy as np
 from torch import Tensor
 
-from atlas_wm.errors import UserError
+from atlas_wm.errors import UserError, reason
+from atlas_wm.normalize import Bounds
+
+log = logging.getLogger(__name__)
 
 Columns = dict[str, np.ndarray]
 
@@ -53,6 +57,25 @@ class Task(ABC):
             render_mode="rgb_array",
             disable_env_checker=True,  # it warns at every environment of the harness, which returns tensors
         )
+
+    @property
+    def action_bounds(self) -> Bounds | None:
+        """The lowest and the highest value of each action coordinate, which plans are clipped to; where infinite or
+        None, those of the training data. By default those of the environment's action space; a task that knows the
+        numbers saves making an environment: ``action_bounds = ((-1.0, 1.0),) * 2``."""
+        try:
+            env = self.make_env()
+        except Exception as error:  # data without an environment, or one that is not installed here
+            log.warning("%s has no environment to take action bounds from (%s)", self.name, reason(error))
+            return None
+        space = env.action_space
+        env.close()
+        if not isinstance(space, gym.spaces.Box) or space.shape != (self.action_size,):
+            log.warning(
+                "%s has an action space, %s, without bounds of %d numbers", self.name, space, self.action_size
+            )
+            return None
+        return tuple(zip(space.low.tolist(), space.high.tolist(), strict=True))
 
     @abstractmethod
     def demonstrator(self, env: gym.Env, seed: int) -> Any:

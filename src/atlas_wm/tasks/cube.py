@@ -25,6 +25,7 @@ class Cube(Task):
     env_id = "swm/OGBCube-v0"
     max_episode_steps = 200  # time for two or three times taking the cube somewhere
     action_size = 5
+    action_bounds = ((-1.0, 1.0),) * 5
     state_columns = (("qpos", "qvel"),)
     novelty_columns = (("observation",),)
     episodes_per_job = 2  # software rendering takes a minute for one

@@ -28,6 +28,7 @@ class PushT(Task):
     env_id = "swm/PushT-v1"
     max_episode_steps = 250
     action_size = 2
+    action_bounds = ((-1.0, 1.0),) * 2
     state_columns = (("state",),)
     novelty_columns = (("state",),)
 

@@ -21,6 +21,7 @@ class TwoRoom(Task):
     env_id = "swm/TwoRoom-v1"
     max_episode_steps = 100
     action_size = 2
+    action_bounds = ((-1.0, 1.0),) * 2
     state_columns = (("pos_agent",), ("state",))
     novelty_columns = (("pos_agent", "pos_target"), ("state", "goal_state"))
 

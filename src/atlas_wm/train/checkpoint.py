@@ -37,6 +37,7 @@ FREE = {
     "train.keep_frames",
     "train.checkpoint_every",
     "train.keep_every",
+    "plan.clip_actions",
 }  # settings that do not change what is learnt
 
 
