@@ -12,6 +12,9 @@ from atlas_wm.convert.lewm import export_lewm, import_lewm, new_name
 from atlas_wm.convert.lewm_config import obstacle
 from atlas_wm.recipes import demo, paper
 
+QKV = "predictor.transformer.layers.0.attn.to_qkv.weight"
+PATCH = "encoder.embeddings.patch_embeddings.projection.weight"
+
 
 class Hostile:
     def __init__(self, path):
@@ -52,9 +55,18 @@ def test_a_file_that_is_more_than_tensors_is_refused(small, task, dataset_path, 
         ({"pred_proj.net.0.weight": torch.zeros(47, 32)}, "pred_proj.net.0.weight (47, 32) instead of (48, 32)"),
         ({"predictor.pos_embedding": torch.zeros(3)}, "of wrong shape: predictor.pos_embedding (3,)"),
         ({"action_encoder.patch_embed.weight": torch.zeros(10, 9, 1)}, "have 9 numbers, not a multiple of the 2"),
-        ({"encoder.embeddings.position_embeddings": torch.zeros(1, 13, 64)}, "not those of a square picture"),
+        ({"encoder.embeddings.position_embeddings": torch.zeros(1, 13, 64)}, "which make no square image"),
         ({"encoder.encoder.layer.0.intermediate.dense.bias": torch.zeros(1)}, "twice"),
         ({"predictor.pos_embedding": torch.zeros(1, 3, 40)}, "a predictor 32 wide for latents of 40"),
+        ({QKV: torch.zeros(95, 32)}, f"{QKV} (95, 32) holds queries, keys and values of 31 channels"),
+        ({QKV: torch.zeros(98, 32)}, "which are not 2 heads of 16"),
+        ({PATCH: torch.zeros(65, 3, 4, 4)}, "encoder.width 65 is not divisible by encoder.heads 2"),
+        ({PATCH: torch.zeros(64, 3, 4, 2000)}, "encoder.image_size must lie between"),
+        ({"encoder.layers.0.mlp.fc1.weight": torch.zeros(70_000, 64)}, "encoder.mlp_ratio must lie between"),
+        ({"predictor.pos_embedding": torch.zeros(1, 3000, 32)}, "model.history must lie between"),
+        ({"action_encoder.patch_embed.weight": torch.zeros(10, 10_000, 1)}, "model.frameskip must lie between"),
+        ({"encoder.layernorm.weight": torch.ones(64, dtype=torch.int64)}, "encoder.layernorm.weight (int64)"),
+        ({QKV: torch.ones(96, 32, dtype=torch.bool)}, f"not floating-point: {QKV} (bool)"),
     ],
 )
 def test_what_does_not_fit_is_named(change, message, small, task, dataset_path, tmp_path):
@@ -62,15 +74,15 @@ def test_what_does_not_fit_is_named(change, message, small, task, dataset_path, 
     weights = {name: tensor for name, tensor in weights.items() if tensor is not None}
     folder = save(weights, tmp_path / "x", SMALL_CONFIG)
     said = refusal(import_lewm, folder, task, dataset_path, tmp_path / "run")
-    assert message in said and "weights.pt" in said
+    assert message in said and "weights.pt" in said and new_name(next(iter(change))) in said
     assert not (tmp_path / "run").exists() and not (tmp_path / "run.partial").exists()
 
 
 @pytest.mark.parametrize(
     ("config", "message"),
     [
-        ({}, "32 channels, which are not 1 heads of 64"),
-        ({"predictor": {"heads": 3, "dim_head": 16}}, "32 channels, which are not 3 heads of 16"),
+        ({}, "32 channels each, which are not 1 heads of 64"),
+        ({"predictor": {"heads": 3, "dim_head": 16}}, "32 channels each, which are not 3 heads of 16"),
         (
             {"predictor": {"heads": "two", "dim_head": 16}},
             "heads in the config.json beside it must be a positive int",

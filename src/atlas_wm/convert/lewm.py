@@ -211,10 +211,16 @@ def check_tensors(path: Path, found: dict[str, Tensor], wanted: dict[str, Tensor
         for name in wanted
         if name in found and found[name].shape != wanted[name].shape
     ]
+    integers = [
+        f"{name} ({str(found[name].dtype).removeprefix('torch.')})"
+        for name in wanted
+        if name in found and wanted[name].is_floating_point() and not found[name].is_floating_point()
+    ]
     faults = {
         "missing": [name for name in wanted if name not in found],
         "unexpected": [name for name in found if name not in wanted],
         "of wrong shape": shapes,
+        "not floating-point": integers,
     }
     if any(faults.values()):
         said = "; ".join(f"{kind}: {some(names)}" for kind, names in faults.items() if names)

@@ -46,6 +46,10 @@ def sizes(tensors: dict[str, Tensor], settings: Any, task: Task) -> ModelConfig:
     if missing:
         raise UserError(f"this is no checkpoint of LeWM, as stable-worldmodel saves it; missing: {some(missing)}")
     shape = {name: tuple(tensors[key].shape) for name, key in keys.items()}
+
+    def at(*names: str) -> str:
+        return " and ".join(f"{keys[name]} {shape[name]}" for name in names)
+
     axes = {"patch": 4, "grid": 3, "positions": 3, "action": 3}
     for name, key in keys.items():
         if len(shape[name]) != axes.get(name, 2) or 0 in shape[name]:
@@ -54,15 +58,19 @@ def sizes(tensors: dict[str, Tensor], settings: Any, task: Task) -> ModelConfig:
     patches = shape["grid"][1] - 1
     grid = math.isqrt(patches)
     if not patches or grid**2 != patches:
-        raise UserError(f"the encoder's positions, for {patches} patches, are not those of a square picture")
+        raise UserError(f"of wrong shape: {at('grid')} has {patches} patches, which make no square image")
     _, history, latent = shape["positions"]
     inner, predictor_width = shape["qkv"][0] // 3, shape["qkv"][1]
     if predictor_width != latent:
-        raise UserError(f"a predictor {predictor_width} wide for latents of {latent} numbers is not supported here")
+        raise UserError(
+            f"of wrong shape: {at('qkv', 'positions')}; a predictor {predictor_width} wide for latents of {latent} "
+            f"numbers is not supported here"
+        )
     smooth, block, _ = shape["action"]
     if block % task.action_size:
         raise UserError(
-            f"its actions have {block} numbers, not a multiple of the {task.action_size} of {task.name}: "
+            f"of wrong shape: {at('action')}; its actions have {block} numbers, not a multiple of the "
+            f"{task.action_size} of {task.name}: "
             f"is it a model of another task?"
         )
     encoder, predictor = _section(settings, "encoder"), _section(settings, "predictor")
@@ -70,35 +78,50 @@ def sizes(tensors: dict[str, Tensor], settings: Any, task: Task) -> ModelConfig:
     usual = next((size[2] for size in VIT_SIZES if size[0] == width), width // HEAD_DIM)
     head_dim = _number(predictor, "dim_head", HEAD_DIM)
     heads = _number(predictor, "heads", max(1, inner // head_dim))
-    if heads * head_dim != inner:
+    if 3 * heads * head_dim != shape["qkv"][0]:
         raise UserError(
-            f"the predictor's attention has {inner} channels, which are not {heads} heads of {head_dim}: "
-            f"predictor.heads and predictor.dim_head of the {SETTINGS} beside it must say how it was trained"
+            f"{at('qkv')} holds queries, keys and values of {inner} channels each, which are not {heads} heads of "
+            f"{head_dim}: it is of wrong shape, or predictor.heads and predictor.dim_head of {SETTINGS} beside it "
+            f"do not say how it was trained"
         )
-    return ModelConfig(
-        encoder=EncoderConfig(
-            image_size=grid * patch,
-            patch_size=patch,
-            width=width,
-            depth=_count(tensors, "encoder.layers."),
-            heads=_number(encoder, "num_attention_heads", max(1, usual)),
-            mlp_ratio=_ratio(shape["mlp"][0], width),
-            norm_eps=_number(encoder, "layer_norm_eps", VIT_EPS),
-        ),
-        predictor=PredictorConfig(
-            width=predictor_width,
-            depth=_count(tensors, "predictor.transformer.layers."),
-            heads=heads,
-            head_dim=head_dim,
-            mlp=shape["predictor_mlp"][0],
-        ),
-        latent=latent,
-        hidden=shape["projector"][0],
-        action_smooth=smooth,
-        action_hidden=shape["action_mlp"][0],
-        history=history,
-        frameskip=block // task.action_size,
-    )
+    try:
+        return ModelConfig(
+            encoder=EncoderConfig(
+                image_size=grid * patch,
+                patch_size=patch,
+                width=width,
+                depth=_count(tensors, "encoder.layers."),
+                heads=_number(encoder, "num_attention_heads", max(1, usual)),
+                mlp_ratio=_ratio(shape["mlp"][0], width),
+                norm_eps=_number(encoder, "layer_norm_eps", VIT_EPS),
+            ),
+            predictor=PredictorConfig(
+                width=predictor_width,
+                depth=_count(tensors, "predictor.transformer.layers."),
+                heads=heads,
+                head_dim=head_dim,
+                mlp=shape["predictor_mlp"][0],
+            ),
+            latent=latent,
+            hidden=shape["projector"][0],
+            action_smooth=smooth,
+            action_hidden=shape["action_mlp"][0],
+            history=history,
+            frameskip=block // task.action_size,
+        )
+    except UserError as error:  # a size that no model has: name the tensor it was read from
+        read_from = {
+            "encoder.image_size": ("grid", "patch"),
+            "encoder.": ("patch", "mlp"),
+            "predictor.": ("qkv", "predictor_mlp"),
+            "model.history": ("positions",),
+            "model.latent": ("positions",),
+            "model.hidden": ("projector",),
+            "model.action_hidden": ("action_mlp",),
+            "model.": ("action",),
+        }
+        names = next((names for setting, names in read_from.items() if setting in str(error)), tuple(keys))
+        raise UserError(f"of wrong shape: {at(*names)}; {error}") from error
 
 
 def _ratio(mlp: int, width: int) -> float:
