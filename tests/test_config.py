@@ -2,6 +2,7 @@
 
 import json
 from contextlib import suppress
+from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
@@ -80,3 +81,42 @@ def test_the_demo_gives_each_method_the_weights_tuned_for_the_size():
         weights = get_recipe("demo")(method).objective
         for name, value in DEMO_WEIGHTS.items():
             assert getattr(weights, name) == (value if getattr(row.objective, name) else 0)
+
+
+def test_a_word_that_is_no_choice_is_refused_where_the_config_is_built():
+    with pytest.raises(UserError) as refused:
+        TrainConfig(split="episode")
+    said = "train.split must be 'clips' or 'episodes', not 'episode'. Did you mean 'episodes'?"
+    assert str(refused.value) == said
+
+
+@pytest.mark.parametrize(
+    ("make", "said"),
+    [
+        (lambda: EncoderConfig(kind="dino"), "encoder.kind must be 'vit' or 'dinov2', not 'dino'."),
+        (lambda: PlanConfig(rule=None), "plan.rule must be 'terminal' or 'nearest', not None."),
+        (lambda: TrainConfig(batch=64.0), "train.batch must be int, not 64.0"),
+        (lambda: TrainConfig(batch=True), "train.batch must be int, not True"),
+        (lambda: TrainConfig(steps="100"), "train.steps must be int, not '100'"),
+        (lambda: TrainConfig(lr=float("nan")), "train.lr must be float, not nan"),
+        (lambda: ObjectiveConfig(extra={"mine:term": "1"}), "objective.extra.'mine:term' must be float, not '1'"),
+        (lambda: EncoderConfig(pixel_mean=(0.5, 0.5)), "encoder.pixel_mean must be"),
+        (lambda: RunConfig(train=3), "train must be an object, not int"),
+    ],
+)
+def test_types_are_checked_where_the_config_is_built(make, said):
+    with pytest.raises(UserError) as refused:
+        make()
+    assert str(refused.value).startswith(said)
+
+
+def test_a_config_built_in_python_is_what_its_file_gives_back():
+    config = RunConfig(train=TrainConfig(lr=1), objective=ObjectiveConfig(wemreg=3))
+    config = replace(config, model=replace(config.model, encoder=EncoderConfig(pixel_mean=[0, 0, 0])))
+    again = from_dict(RunConfig, json.loads(json.dumps(to_dict(config))))
+    assert again == config and json.dumps(to_dict(again)) == json.dumps(to_dict(config))
+
+
+def test_impossible_settings_in_a_file_name_the_file():
+    with pytest.raises(UserError, match=r"^run/config\.json\.train: train\.batch must be at least 2"):
+        from_dict(RunConfig, {"train": {"batch": 1}}, "run/config.json")

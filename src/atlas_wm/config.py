@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from types import UnionType
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
-from atlas_wm.errors import UserError, short, unknown
+from atlas_wm.errors import SettingError, UserError, did_you_mean, short, unknown
 
 T = TypeVar("T")
 MOST_FLOAT = sys.float_info.max  # what is larger is infinite, or no float at all; NaN compares as neither
@@ -26,7 +26,17 @@ MOST_WIDTH, MOST_HIDDEN, MOST_DEPTH, MOST_HEADS, MOST_STEPS, MOST_SEED = 2**16, 
 
 def _require(condition: bool, message: str) -> None:
     if not condition:
-        raise UserError(message)
+        raise SettingError(message)
+
+
+def check_types(where: str, config: Any) -> None:
+    """Every setting has its declared type, as in a file, and becomes what JSON gives back: 1 for a float is 1.0, a
+    list for a tuple is a tuple."""
+    for name, hint in get_type_hints(type(config)).items():
+        try:
+            object.__setattr__(config, name, _parse(hint, getattr(config, name), f"{where}{name}"))
+        except UserError as error:
+            raise SettingError(str(error)) from None
 
 
 def within(where: str, config: Any, low: float, high: float, *names: str) -> None:
@@ -63,6 +73,7 @@ class EncoderConfig:
         return (self.image_size // self.patch_size) ** 2
 
     def __post_init__(self) -> None:
+        check_types("encoder.", self)
         within("encoder.", self, 1, 4096, "image_size", "patch_size")
         within("encoder.", self, 1, MOST_WIDTH, "width")
         within("encoder.", self, 1, MOST_DEPTH, "depth")
@@ -113,6 +124,7 @@ class PredictorConfig:
     prefix_mlp: int = 768
 
     def __post_init__(self) -> None:
+        check_types("predictor.", self)
         within("predictor.", self, 1, MOST_WIDTH, "width", "mlp", "prefix_mlp")
         within("predictor.", self, 1, MOST_DEPTH, "depth", "prefix_depth")
         within("predictor.", self, 1, MOST_HEADS, "heads", "head_dim", "prefix_heads", "prefix_head_dim")
@@ -140,6 +152,7 @@ class ModelConfig:
     """Hidden width of an inverse-dynamics head on (z_{t+1}, z_t), for objective.inverse; 0: none."""
 
     def __post_init__(self) -> None:
+        check_types("model.", self)
         within("model.", self, 1, MOST_STEPS, "history", "frameskip")
         within("model.", self, 1, MOST_WIDTH, "latent", "action_smooth")
         within("model.", self, 1, MOST_HIDDEN, "hidden", "action_hidden")
@@ -195,6 +208,7 @@ class ObjectiveConfig:
     """Random projections a step, for wemreg and sigreg."""
 
     def __post_init__(self) -> None:
+        check_types("objective.", self)
         for name in BUILT_IN_TERMS:
             _require(getattr(self, name) >= 0, f"objective.{name} must be >= 0, not {getattr(self, name)}")
         for name in self.extra:
@@ -256,6 +270,7 @@ class TrainConfig:
     """Weights of every so many steps stay in RUN/weights; None: only the best of the validations."""
 
     def __post_init__(self) -> None:
+        check_types("train.", self)
         for name in ("epochs", "batch", "lr", "clip", "log_every", "validate_every"):
             _require(getattr(self, name) > 0, f"train.{name} must be positive, not {getattr(self, name)}")
         for name in ("steps", "checkpoint_every", "keep_every"):
@@ -288,12 +303,12 @@ class PlanConfig:
     paper). Candidates are never clipped."""
 
     def __post_init__(self) -> None:
+        check_types("plan.", self)
         within("plan.", self, 1, 1e6, "candidates", "iterations", "horizon")
         _require(
             2 <= self.elites <= self.candidates,
             f"plan.elites must lie between 2 and plan.candidates ({self.candidates}), not {self.elites}",
         )
-        _require(self.iterations >= 1 and self.horizon >= 1, "plan.iterations and plan.horizon must be >= 1")
         _require(
             1 <= self.execute <= self.horizon,
             f"plan.execute must lie between 1 and plan.horizon ({self.horizon}), not {self.execute}",
@@ -315,6 +330,7 @@ class RunConfig:
     plan: PlanConfig = field(default_factory=PlanConfig)
 
     def __post_init__(self) -> None:
+        check_types("", self)
         _require(
             self.objective.inverse == 0 or self.model.inverse_hidden > 0,
             "objective.inverse needs the head model.inverse_hidden (PLDM: 512)",
@@ -344,15 +360,22 @@ def from_dict(cls: type[T], data: Any, where: str = "config") -> T:
     for f in dataclasses.fields(cls):  # type: ignore[arg-type]
         if f.name not in data and f.default is dataclasses.MISSING and f.default_factory is dataclasses.MISSING:
             raise UserError(f"{where} lacks {f.name}")
-    return cls(**{name: _parse(hints[name], value, f"{where}.{name}") for name, value in data.items()})
+    settings = {name: _parse(hints[name], value, f"{where}.{name}") for name, value in data.items()}
+    try:
+        return cls(**settings)
+    except SettingError as error:
+        raise UserError(f"{where}: {error}") from error
 
 
 def _parse(hint: Any, value: Any, where: str) -> Any:
     origin = get_origin(hint)
     if dataclasses.is_dataclass(hint):
-        return from_dict(hint, value, where)  # type: ignore[arg-type]
-    if origin is Literal and isinstance(value, str) and value in get_args(hint):
-        return value
+        return value if isinstance(value, hint) else from_dict(hint, value, where)  # type: ignore[arg-type]
+    if origin is Literal:
+        if isinstance(value, str) and value in get_args(hint):
+            return value
+        names = " or ".join(repr(name) for name in get_args(hint))
+        raise UserError(f"{where} must be {names}, not {short(value)}.{did_you_mean(value, get_args(hint))}")
     if origin in (Union, UnionType):
         if value is None:
             return None
@@ -364,7 +387,7 @@ def _parse(hint: Any, value: Any, where: str) -> Any:
     if origin is dict and isinstance(value, dict):
         _, of = get_args(hint)
         return {str(k): _parse(of, v, f"{where}.{short(k)}") for k, v in value.items()}
-    if hint is float and type(value) in (int, float) and abs(value) <= MOST_FLOAT:
+    if hint is float and isinstance(value, (int, float)) and type(value) is not bool and abs(value) <= MOST_FLOAT:
         return float(value)
     if hint in (int, str, bool) and type(value) is hint:
         return value

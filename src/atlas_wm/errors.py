@@ -11,6 +11,10 @@ class UserError(Exception):
     """The message says what is wrong and what to do about it."""
 
 
+class SettingError(UserError):
+    """A setting that was just given is impossible; the message names fields, such as ``train.batch``."""
+
+
 class Interrupted(KeyboardInterrupt):
     """A signal ended the work after what was done had been saved; the message says how to go on."""
 
@@ -22,9 +26,13 @@ class Interrupted(KeyboardInterrupt):
 def unknown(kind: str, name: str, known: Iterable[str]) -> UserError:
     """``unknown task 'tworom'``, with the nearest name and all the known ones."""
     names = sorted(known)
-    near = get_close_matches(name, names, n=1, cutoff=0.4)
-    hint = f" Did you mean {near[0]!r}?" if near else ""
-    return UserError(f"unknown {kind} {short(name)}.{hint} Known: {', '.join(names)}.")
+    return UserError(f"unknown {kind} {short(name)}.{did_you_mean(name, names)} Known: {', '.join(names)}.")
+
+
+def did_you_mean(name: Any, known: Iterable[str]) -> str:
+    """`` Did you mean 'tworoom'?``, empty where nothing is near."""
+    near = get_close_matches(str(name), list(known), n=1, cutoff=0.4)
+    return f" Did you mean {near[0]!r}?" if near else ""
 
 
 def short(value: Any) -> str:
