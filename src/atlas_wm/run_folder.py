@@ -18,15 +18,16 @@ import json
 import os
 import shutil
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
+from secrets import token_hex
 from tempfile import TemporaryFile
 from typing import IO, Any
 
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save
 from torch import Tensor
 
 from atlas_wm import __version__
@@ -75,10 +76,12 @@ class RunInfo:
 
 @contextmanager
 def write_atomically(path: Path) -> Iterator[Path]:
-    """All of it or nothing: a place beside the target to write to, renamed over it when the block ends well."""
+    """All of it or nothing: a place beside the target to write to, renamed over it when the block ends well.
+
+    The place has a name that nobody else writes to: of several writers the last one to end stays.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(path.name + ".tmp")
-    temporary.unlink(missing_ok=True)  # a link, in a folder that came from a stranger, would lead elsewhere
+    temporary = path.with_name(f"{path.name}.{token_hex(8)}.tmp")
     try:
         yield temporary
         sync(temporary)
@@ -95,6 +98,12 @@ def sync(path: Path) -> None:
         os.fsync(opened)
     finally:
         os.close(opened)
+
+
+def write_tensors(path: Path, tensors: dict[str, Tensor]) -> None:
+    """A .safetensors file with the permissions of every other file, which save_file does not give it."""
+    with write_atomically(path) as temporary:
+        temporary.write_bytes(save(tensors))
 
 
 def write_json(path: Path, data: Any, indent: int | None = 2) -> None:
@@ -171,12 +180,9 @@ def training_folder(folder: Path, overwrite: bool = False) -> Iterator[Path]:
     """A staging folder for one process at a time. Where the block does not end well, it stays for the same command
     to go on with, once there is a checkpoint in it, or the record of losses that were no numbers."""
     staging = _staging(folder, overwrite)
-    with saving(staging):
-        staging.mkdir(parents=True, exist_ok=True)
-        lock = (staging / LOCK).open("a+")
-    with lock:
+    with ExitStack() as stack:
         with saving(staging):
-            _take(lock, staging)
+            stack.enter_context(locked(staging, "trained"))
         try:
             yield staging
         except BaseException:
@@ -188,9 +194,17 @@ def training_folder(folder: Path, overwrite: bool = False) -> Iterator[Path]:
             _put_in_place(staging, folder)
 
 
-def _take(lock: IO[str], staging: Path) -> None:
-    """The lock of a staging folder. It ends with the process, however that ends, and loader processes do not
-    inherit it."""
+@contextmanager
+def locked(staging: Path, done: str) -> Iterator[None]:
+    """A staging folder, made where there is none, for one process at a time. done: what that process does to it."""
+    staging.mkdir(parents=True, exist_ok=True)
+    with (staging / LOCK).open("a+") as lock:
+        _take(lock, staging, done)
+        yield
+
+
+def _take(lock: IO[str], staging: Path, done: str) -> None:
+    """The lock ends with the process, however that ends, and other processes that it starts do not inherit it."""
     import fcntl
 
     try:
@@ -198,10 +212,11 @@ def _take(lock: IO[str], staging: Path) -> None:
     except (BlockingIOError, PermissionError):  # as POSIX has it for a lock that is held
         lock.seek(0)
         raise UserError(
-            f"{staging} is being trained by process {lock.read().strip() or 'unknown'}: wait for it, or choose "
+            f"{staging} is being {done} by process {lock.read().strip() or 'unknown'}: wait for it, or choose "
             f"another --out"
         ) from None
-    if not (staging / LOCK).exists():  # it was finished and renamed just now
+    held = os.fstat(lock.fileno())
+    if not (staging / LOCK).exists() or not os.path.samestat(held, (staging / LOCK).stat()):  # finished just now
         raise UserError(f"{staging} was finished by another process: choose another --out")
     lock.truncate(0)
     lock.write(f"{os.getpid()}\n")

@@ -5,12 +5,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from safetensors.torch import save_file
 from torch import Tensor
 
 from atlas_wm.errors import UserError
 from atlas_wm.geometry import knn_novelty, percentile
-from atlas_wm.run_folder import BANK, read_bank, write_atomically
+from atlas_wm.run_folder import BANK, read_bank, write_tensors
 
 NEIGHBOURS = 50
 
@@ -65,8 +64,7 @@ class LatentBank:
         return bank
 
     def write(self, folder: Path) -> None:
-        with write_atomically(folder / BANK) as temporary:
-            save_file({"points": self.points, "novelty": self.novelty}, temporary)
+        write_tensors(folder / BANK, {"points": self.points, "novelty": self.novelty})
 
 
 def flat(z: Tensor, leading: int = 1) -> Tensor:

@@ -7,7 +7,6 @@ from tempfile import TemporaryDirectory
 from typing import NamedTuple
 
 import torch
-from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from atlas_wm.card import CARD, model_card
@@ -20,7 +19,7 @@ from atlas_wm.models.encoders import Tokens, ViTEncoder
 from atlas_wm.models.layers import MLP
 from atlas_wm.models.predictors import PREDICTORS
 from atlas_wm.normalize import Normalizer
-from atlas_wm.run_folder import BANK, WEIGHTS, RunInfo, read_run, read_weights, write_info
+from atlas_wm.run_folder import BANK, WEIGHTS, RunInfo, read_run, read_weights, write_info, write_tensors
 
 
 class Features(NamedTuple):
@@ -148,7 +147,8 @@ class WorldModel(nn.Module):
         folder = Path(folder)
         folder.mkdir(parents=True, exist_ok=True)
         write_info(folder, self.run, self.normalizer)
-        save_file({name: t.detach().cpu().contiguous() for name, t in self.state_dict().items()}, folder / WEIGHTS)
+        weights = {name: t.detach().cpu().contiguous() for name, t in self.state_dict().items()}
+        write_tensors(folder / WEIGHTS, weights)
         if self.bank is None:
             (folder / BANK).unlink(missing_ok=True)  # of another model that was saved here
         else:
