@@ -59,7 +59,8 @@ def test_an_interrupted_collection_goes_on_from_its_whole_episodes(task, dataset
 
 def test_a_damaged_or_different_rest_is_not_continued(task, tmp_path):
     said = []
-    (tmp_path / "x.partial.h5").write_bytes(b"torn")
+    (tmp_path / "x.h5.partial").mkdir()
+    (tmp_path / "x.h5.partial" / "notes.json").write_text("torn")
     collect(task, tmp_path / "x.h5", 2, pixels=False, workers=1, say=said.append)
     assert len(said) == 1 and "starting over" in said[0]
     assert EpisodeData(tmp_path / "x.h5", task, 32, 5).lengths.shape == (2,)

@@ -5,7 +5,6 @@ Each episode is a function of (seed, its number) alone, so the set is the same f
 
 import json
 import os
-import shutil
 import time
 from collections import deque
 from collections.abc import Callable, Generator
@@ -17,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from atlas_wm.data.dataset import EpisodeData, card_path
+from atlas_wm.data.partial import FORMATS, Episode, Partial, partial_of
 from atlas_wm.errors import UserError, unknown
 from atlas_wm.run_folder import read_json, write_json, writing
 from atlas_wm.tasks import Task, task_id
@@ -24,8 +24,6 @@ from atlas_wm.tasks.base import import_harness
 from atlas_wm.versions import versions
 from atlas_wm.workers import TIMEOUT, Died, Helpers, check_timeout, one_line, time_limit, to_make
 
-FORMATS = {".lance": "lance", ".h5": "hdf5", ".hdf5": "hdf5"}
-Episode = dict[str, np.ndarray]  # each (steps, ...)
 ENOUGH_ERRORS = 20  # episodes: if all of the first ones failed, the others would too
 
 
@@ -98,65 +96,84 @@ def collect(
 ) -> dict[str, Any]:
     """Record ``episodes`` demonstrations to ``out`` (.lance or .h5) and return the card written beside it.
 
-    The set grows under a name with ``.partial`` in it. Interrupted, its whole episodes stay there, and the same
-    call goes on behind them. An episode whose environment raises, ends its process, or takes longer than
-    ``timeout`` seconds is left out, and the card says why.
+    The set grows in a folder ``out.partial``, for one process at a time. Interrupted or killed, its whole episodes
+    stay there, and the same call goes on behind them. An episode whose environment raises, ends its process, or
+    takes longer than ``timeout`` seconds is left out, and the card says why.
     """
     if out.suffix not in FORMATS:
         raise unknown("dataset ending", out.suffix, FORMATS)
     if episodes < 1:
         raise UserError(f"--episodes must be at least 1, not {episodes}")
-    if out.exists() and not overwrite:
-        raise UserError(f"{out} exists already: choose another --out, or pass --overwrite to replace it")
+    partial = partial_of(out)
+    if not partial.card.exists():
+        _check_free(out, overwrite)
     import_harness()
-    from stable_worldmodel.data import get_format
-
-    partial = out.with_name(out.stem + ".partial" + out.suffix)
-    notes = partial.with_name(partial.name + ".json")
+    check_timeout(timeout)
     made_by = {"task": task_id(task), "demonstrator": task.demonstrator_settings(), "seed": seed, "pixels": pixels}
     started = time.time()
-    lengths, failed = _kept(partial, notes, made_by, say)
-    # The first number behind the whole episodes, of which those that failed are none.
-    first = next(n for n in count() if n - sum(f < n for f in failed) == len(lengths))
-    failed, rows = {f: why for f, why in failed.items() if f < first}, sum(lengths)
-    size = task.episodes_per_job
-    jobs = [list(range(i, min(i + size, episodes))) for i in range(first, episodes, size)]
-    with writing(out.parent):
-        write_json(notes, {**made_by, "failed": failed})
-        with closing(_recorded(task, seed, pixels, jobs, workers, check_timeout(timeout))) as coming:
+    with writing(out.parent), partial.opened():
+        card = partial.adopt(card_path(out))
+        if card is not None and _is_asked(card, made_by, episodes):
+            say(f"{out} was whole when a call was interrupted: only its card was missing")
+            return card
+        _check_free(out, overwrite)
+        partial.card.unlink(missing_ok=True)
+        lengths, failed = _kept(partial, made_by, say)
+        # The first number behind the whole episodes, of which those that failed are none.
+        first = next(n for n in count() if n - sum(f < n for f in failed) == len(lengths))
+        if first > episodes:
+            raise UserError(
+                f"{partial.folder} holds {first} episodes of an interrupted call, more than the {episodes} asked "
+                f"for: ask for as many, or delete it to start over"
+            )
+        failed, rows = {f: why for f, why in failed.items() if f < first}, sum(lengths)
+        size = task.episodes_per_job
+        jobs = [list(range(i, min(i + size, episodes))) for i in range(first, episodes, size)]
+        write_json(partial.notes, {**made_by, "failed": failed})
+        with closing(_recorded(task, seed, pixels, jobs, workers, timeout)) as coming:
             for numbers, recorded in zip(jobs, coming, strict=True):
                 failed |= {n: e for n, e in zip(numbers, recorded, strict=True) if isinstance(e, str)}
                 if len(failed) == numbers[-1] + 1 >= min(episodes, ENOUGH_ERRORS):
-                    _remove(partial)
-                    notes.unlink()
+                    partial.clear()
                     raise UserError(f"the first {len(failed)} episodes all failed, nothing is written: {failed[0]}")
                 whole = [e for e in recorded if not isinstance(e, str)]
-                write_json(
-                    notes, {**made_by, "failed": failed}
-                )  # first: an episode is known to have failed or whole
+                # First the notes: an episode is known to have failed, or whole.
+                write_json(partial.notes, {**made_by, "failed": failed})
                 if whole:
-                    with get_format(FORMATS[out.suffix]).open_writer(partial, mode="append") as writer:
-                        writer.write_episodes([{c: list(values) for c, values in e.items()} for e in whole])
+                    partial.append(whole)
                 rows += sum(len(e["action"]) for e in whole)
                 on_episodes(numbers[-1] + 1, rows)
-        _remove(out)
-        partial.rename(out)
-        notes.unlink()
-    if failed:
-        number, why = next(iter(failed.items()))
-        say(f"{len(failed)} of {episodes} episodes failed and are left out, the first is number {number}: {why}")
-    data = EpisodeData(out, task, image_size=1, frameskip=1)
-    card = {
-        **made_by,
-        "failed": failed,
-        "episodes": len(data.lengths),
-        "rows": len(data.actions),
-        "hash": data.content_hash(),
-        "seconds": round(time.time() - started, 1),
-        "versions": versions(),
-    }
-    write_json(card_path(out), card)
+        partial.assemble()
+        data = EpisodeData(partial.data, task, image_size=1, frameskip=1)
+        if len(data.lengths) != episodes - len(failed):
+            raise UserError(
+                f"{partial.folder} holds {len(data.lengths)} episodes, not the {episodes - len(failed)} that were "
+                f"recorded: delete it, and collect again where nothing else writes"
+            )
+        if failed:
+            n, why = next(iter(failed.items()))
+            say(f"{len(failed)} of {episodes} episodes failed and are left out, the first is number {n}: {why}")
+        card = {
+            **made_by,
+            "failed": failed,
+            "episodes": len(data.lengths),
+            "rows": len(data.actions),
+            "hash": data.content_hash(),
+            "seconds": round(time.time() - started, 1),
+            "versions": versions(),
+        }
+        partial.put_in_place(card, card_path(out))
     return card
+
+
+def _check_free(out: Path, overwrite: bool) -> None:
+    if out.exists() and not overwrite:
+        raise UserError(f"{out} exists already: choose another --out, or pass --overwrite to replace it")
+
+
+def _is_asked(card: dict[str, Any], made_by: dict[str, Any], episodes: int) -> bool:
+    same = all(card.get(name) == value for name, value in json.loads(json.dumps(made_by)).items())
+    return same and card["episodes"] + len(card["failed"]) == episodes
 
 
 def _recorded(
@@ -182,32 +199,25 @@ def _recorded(
 
 
 def _kept(
-    partial: Path, notes: Path, made_by: dict[str, Any], say: Callable[[str], None]
+    partial: Partial, made_by: dict[str, Any], say: Callable[[str], None]
 ) -> tuple[list[int], dict[int, str]]:
     """Lengths of the whole episodes an interrupted call left, and the numbers of those that failed, with why.
 
     If they were made another way, none stay.
     """
-    if not partial.exists():
+    if not partial.notes.exists():
+        partial.clear()
         return [], {}
-    from stable_worldmodel.data import load_dataset
-
     try:
-        noted = read_json(notes)
+        noted = read_json(partial.notes)
         failed = {int(number): str(why) for number, why in noted.pop("failed").items()}
         if noted != json.loads(json.dumps(made_by)):
             raise UserError("it was recorded with other settings")
-        lengths = [int(n) for n in load_dataset(str(partial.resolve())).lengths]
+        lengths = partial.recover()
     except Exception as error:  # whatever a damaged file makes its library raise
-        say(f"{partial} is left from an interrupted call but cannot be continued ({error}): starting over")
-        _remove(partial)
+        say(f"{partial.folder} is left from an interrupted call but cannot be continued ({error}): starting over")
+        partial.clear()
         return [], {}
-    say(f"{len(lengths)} whole episodes are left from an interrupted call: going on from there")
+    if lengths:
+        say(f"{len(lengths)} whole episodes are left from an interrupted call: going on from there")
     return lengths, failed
-
-
-def _remove(path: Path) -> None:
-    if path.is_dir():
-        shutil.rmtree(path)
-    else:
-        path.unlink(missing_ok=True)
