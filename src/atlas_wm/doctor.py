@@ -16,14 +16,16 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Literal
 
+from atlas_wm.versions import MODULES, to_install
+
 Status = Literal["ok", "warn", "missing"]
 
 SECONDS = 50.0  # for all that is tried in other processes
 LOW_MEMORY, LOW_DISK = 4.0, 10.0  # GiB
+ONLY_FOR = {"video": " (only for video datasets)"}
 FORMATS = {  # name → modules it reads and writes with, and what brings them
-    "lance": (("lancedb", "lance"), "pip install lancedb pylance"),
-    "hdf5": (("h5py", "hdf5plugin"), "pip install h5py hdf5plugin"),
-    "video": (("decord", "imageio"), "pip install decord imageio imageio-ffmpeg (only for video datasets)"),
+    name: (tuple(modules), f"pip install {' '.join(modules.values())}{ONLY_FOR.get(name, '')}")
+    for name, modules in MODULES.items()
 }
 ENVIRONMENTS = {"TwoRoom": "swm/TwoRoom-v1", "PushT": "swm/PushT-v1", "Cube": "swm/OGBCube-v0"}
 NO_ANSWER, WAIT = "no answer", "try again when the machine is idle"
@@ -227,7 +229,6 @@ import importlib, json, warnings
 warnings.simplefilter("ignore")
 import gymnasium as gym, torch
 torch.set_num_threads(1)
-from atlas_wm.tasks.base import import_harness
 
 def find(name, look):
     try:
@@ -253,7 +254,7 @@ def formats():
 """
 _TRY_LIGHT = f"""{_HEAD}
 FORMATS = { ({name: modules for name, (modules, _) in FORMATS.items()})!r}
-import_harness()
+import stable_worldmodel
 find("formats", formats)
 for name, id in {[(name, id) for name, id in ENVIRONMENTS.items() if name != "Cube"]!r}:
     find(name, lambda: use(gym.make(id, render_mode="rgb_array", disable_env_checker=True)))
@@ -307,7 +308,8 @@ def environment_row(name: str, probe: Probe, deadline: float) -> Check:
     found, error = probe.finding(name, deadline)
     label = f"env {name}"
     if error:
-        return Check(label, "missing", error, WAIT if NO_ANSWER in error else f"pip install {NEEDS[name]}")
+        remedy = WAIT if NO_ANSWER in error else to_install(error, f"pip install {NEEDS[name]}")
+        return Check(label, "missing", error, remedy)
     if found["frame"] is None:
         return Check(label, "warn", "reset and step work; no frames", "see renderer")
     height, width, _ = found["frame"]
@@ -319,7 +321,7 @@ def format_rows(probe: Probe, deadline: float) -> Iterable[Check]:
     for name, (_, install) in FORMATS.items():
         label = f"format {name}"
         if error:
-            remedy = WAIT if NO_ANSWER in error else "pip install stable-worldmodel"
+            remedy = WAIT if NO_ANSWER in error else to_install(error, "pip install stable-worldmodel")
             yield Check(label, "missing", f"stable-worldmodel does not load: {error}", remedy)
         elif found["absent"][name]:
             status: Status = "warn" if name == "video" else "missing"

@@ -21,7 +21,7 @@ from atlas_wm.errors import UserError, unknown
 from atlas_wm.run_folder import read_json, write_json, writing
 from atlas_wm.tasks import Task, task_id
 from atlas_wm.tasks.base import import_harness
-from atlas_wm.versions import versions
+from atlas_wm.versions import check_modules, to_install, versions
 from atlas_wm.workers import TIMEOUT, Died, Helpers, check_timeout, one_line, time_limit, to_make
 
 ENOUGH_ERRORS = 20  # episodes: if all of the first ones failed, the others would too
@@ -108,6 +108,10 @@ def collect(
     if not partial.card.exists():
         _check_free(out, overwrite)
     import_harness()
+    try:
+        check_modules(partial.format)
+    except ImportError as error:
+        raise UserError(f"{out} cannot be written ({error}): {to_install(error, 'see `atlas doctor`')}") from error
     check_timeout(timeout)
     made_by = {"task": task_id(task), "demonstrator": task.demonstrator_settings(), "seed": seed, "pixels": pixels}
     started = time.time()

@@ -18,9 +18,11 @@ from atlas_wm.frames import reduce_frames
 from atlas_wm.run_folder import MOST_SETTINGS, read_json
 from atlas_wm.tasks import Task, task_id
 from atlas_wm.tasks.base import import_harness
+from atlas_wm.versions import check_modules, to_install
 
 SMALL, MOST_PACKING = 2**26, 2000  # bytes; gzip packs no better than 1 to 1030
-ENDINGS = ("", ".lance", ".h5", ".hdf5")  # a dataset may be named without its own
+HDF5_ENDINGS = (".h5", ".hdf5")
+ENDINGS = ("", ".lance", *HDF5_ENDINGS)  # a dataset may be named without its own
 MOST_ROWS = 2**32
 NO_CLIPS = 2**40  # steps of the harness' own clips: it would list every one of them, and we list ours
 
@@ -212,6 +214,8 @@ def _readable(otherwise: str) -> Iterator[None]:
         yield
     except (UserError, KeyboardInterrupt, SystemExit):
         raise
+    except ImportError as error:
+        raise UserError(f"{otherwise} ({error}): {to_install(error, 'see `atlas doctor`')}") from error
     except BaseException as error:  # a panic in Lance is none of the usual exceptions
         reason = textwrap.shorten(f"{type(error).__name__}: {error}", 200)
         raise UserError(f"{otherwise} ({reason}): fetch or collect it again") from error
@@ -222,6 +226,8 @@ def _open(path: Path, frameskip: int, columns: list[str] | None = None) -> Any:
     from stable_worldmodel.data import detect_format, get_format
 
     found = detect_format(path)
+    if found is None and (path.suffix in HDF5_ENDINGS or any(p.suffix in HDF5_ENDINGS for p in path.glob("*"))):
+        check_modules("hdf5")  # without them stable-worldmodel does not know the format
     if found is None:
         raise UserError(
             f"{path} is no stable-worldmodel dataset: neither a .lance folder, nor an .h5 file, nor a folder with "

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from atlas_wm.errors import UserError, reason
 from atlas_wm.normalize import Bounds
+from atlas_wm.versions import to_install
 
 log = logging.getLogger(__name__)
 
@@ -21,7 +22,11 @@ def import_harness() -> None:
     """Import stable-worldmodel, which registers its environments, without its warning about Atari."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="ale-py not found")
-        import stable_worldmodel  # noqa: F401
+        try:
+            import stable_worldmodel  # noqa: F401
+        except ImportError as error:
+            remedy = f"{to_install(error, 'pip install stable-worldmodel')}, or see `atlas doctor`"
+            raise UserError(f"stable-worldmodel does not load ({error}): {remedy}") from error
 
 
 class Task(ABC):
