@@ -11,6 +11,8 @@ from typing import Annotated, Any, Literal
 import tyro
 from tyro.conf import Positional, arg
 
+from atlas_wm import __version__
+from atlas_wm.cli_errors import setting_flags, split_debug, told
 from atlas_wm.cli_models import (
     OwnTasks,
     RunFolder,
@@ -20,10 +22,10 @@ from atlas_wm.cli_models import (
     import_tasks,
     methods,
 )
-from atlas_wm.cli_plan import THE_RUNS_OWN, PlanFlags, plan
+from atlas_wm.cli_plan import PLAN_FLAGS, THE_RUNS_OWN, PlanFlags, plan
 from atlas_wm.cli_results import diagnose, report
 from atlas_wm.config import RunConfig
-from atlas_wm.errors import Interrupted, UserError, unknown
+from atlas_wm.errors import UserError, unknown
 from atlas_wm.recipes import RECIPES, get_recipe
 
 # Before torch is imported: idle threads sleep instead of spinning. Alone it costs nothing; beside another busy
@@ -43,7 +45,8 @@ Step by step:
     atlas eval runs/tworoom-atlas-demo --part heldout
     atlas plan runs/tworoom-atlas-demo --frame now.png --goal goal.png
 
-`atlas COMMAND --help` explains each one."""
+`atlas COMMAND --help` explains each one, `atlas --version` says which this is. With --debug (or ATLAS_DEBUG=1) an
+error comes with its whole traceback."""
 
 TaskName = Positional[Annotated[str, arg(metavar="TASK")]]
 
@@ -270,33 +273,34 @@ def recipe_defaults(arguments: Sequence[str]) -> RunConfig:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    arguments = list(sys.argv[1:] if arguments is None else arguments)
-    try:
-        from atlas_wm.launch import place
+    given, debug = split_debug(sys.argv[1:] if arguments is None else arguments)
+    if given[:1] == ["--version"]:
+        print(f"atlas-wm {__version__}")
+        return
+    flags = {"train": setting_flags(), "eval": PLAN_FLAGS, "plan": PLAN_FLAGS}
+    with told(flags.get(given[0], {}) if given else {}, debug):
+        run_command(given)
 
-        if place().size > 1 and arguments[:1] not in (["train"], ["eval"], ["diagnose"]):
-            raise UserError("only train, eval and diagnose run in several processes: start one, without torchrun")
-        if place().rank:  # of several processes one speaks; errors are said by the one that has them
-            sys.stdout = open(os.devnull, "w")  # noqa: SIM115
-            logging.getLogger("atlas_wm").setLevel(logging.ERROR)
-        elif logging.lastResort is not None:
-            logging.getLogger("atlas_wm").setLevel(logging.INFO)  # lines such as "fast path: …", to stderr
-            logging.lastResort.setLevel(logging.INFO)
-        commands = dict(COMMANDS)
-        if arguments and not arguments[0].startswith("-") and arguments[0] not in commands:
-            raise unknown("command", arguments[0], commands)
-        if arguments[:1] == ["train"]:
-            commands["train"] = make_train(recipe_defaults(arguments))
-        tyro.extras.subcommand_cli_from_dict(
-            commands, prog="atlas", description=DESCRIPTION, args=arguments or ["--help"]
-        )
-    except UserError as error:
-        sys.exit(f"atlas: {error}")
-    except Interrupted as stop:
-        print(f"atlas: {stop}", file=sys.stderr)
-        sys.exit(stop.code)
-    except KeyboardInterrupt:
-        sys.exit(130)
+
+def run_command(arguments: list[str]) -> None:
+    from atlas_wm.launch import place
+
+    if place().size > 1 and arguments[:1] not in (["train"], ["eval"], ["diagnose"]):
+        raise UserError("only train, eval and diagnose run in several processes: start one, without torchrun")
+    if place().rank:  # of several processes one speaks; errors are said by the one that has them
+        sys.stdout = open(os.devnull, "w")  # noqa: SIM115
+        logging.getLogger("atlas_wm").setLevel(logging.ERROR)
+    elif logging.lastResort is not None:
+        logging.getLogger("atlas_wm").setLevel(logging.INFO)  # lines such as "fast path: …", to stderr
+        logging.lastResort.setLevel(logging.INFO)
+    commands = dict(COMMANDS)
+    if arguments and not arguments[0].startswith("-") and arguments[0] not in commands:
+        raise unknown("command", arguments[0], commands)
+    if arguments[:1] == ["train"]:
+        commands["train"] = make_train(recipe_defaults(arguments))
+    tyro.extras.subcommand_cli_from_dict(
+        commands, prog="atlas", description=DESCRIPTION, args=arguments or ["--help"]
+    )
 
 
 __all__ = ["RECIPES", "main"]

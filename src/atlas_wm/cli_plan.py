@@ -2,7 +2,7 @@
 
 import json
 import sys
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -10,6 +10,7 @@ from tyro.conf import arg
 
 from atlas_wm.cli_models import RunFolder
 from atlas_wm.config import PlanConfig
+from atlas_wm.errors import UserError
 
 
 @dataclass(frozen=True)
@@ -18,6 +19,8 @@ class PlanFlags:
     """CEM iterations [default: the run's]."""
     candidates: int | None = None
     """CEM candidates [default: the run's]."""
+    elites: int | None = None
+    """Best candidates that the next ones are drawn around [default: the run's]."""
     replan_every: int | None = None
     """Blocks of actions executed before planning again [default: the run's; 5, the whole plan, in the paper]."""
     rule: Literal["terminal", "nearest"] | None = None
@@ -36,15 +39,26 @@ class PlanFlags:
         changes: dict[str, Any] = {
             "iterations": self.iterations,
             "candidates": self.candidates,
+            "elites": self.elites,
             "execute": self.replan_every,
             "rule": self.rule,
             "candidate_chunk": self.candidate_chunk,
             "clip_actions": self.clip_actions,
         }
+        if self.elites is None and self.candidates is not None and 2 <= self.candidates < plan.elites:
+            same_share = max(2, round(self.candidates * plan.elites / plan.candidates))
+            raise UserError(
+                f"--candidates {self.candidates} are fewer than the run's {plan.elites} elites: add --elites "
+                f"{same_share}, about the run's share of {plan.elites} in {plan.candidates}"
+            )
         return replace(plan, **{k: v for k, v in changes.items() if v is not None})
 
 
 THE_RUNS_OWN = PlanFlags()
+PLAN_FLAGS = {  # what the user calls a setting, by the name that errors use
+    f"plan.{ {'replan_every': 'execute'}.get(flag.name, flag.name) }": f"--{flag.name.replace('_', '-')}"
+    for flag in fields(PlanFlags)
+}
 
 
 def plan(

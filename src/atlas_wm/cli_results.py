@@ -6,6 +6,7 @@ from typing import Annotated, Literal
 from tyro.conf import Positional, arg
 
 from atlas_wm.cli_models import OwnTasks, import_tasks
+from atlas_wm.errors import UserError
 
 Diagnostic = Literal["all", "probe", "marginal", "rollout", "relational", "regret", "geometry", "cases"]
 
@@ -46,6 +47,7 @@ def diagnose(
         fresh: Measure again what is there already.
         task: Your own tasks, as module:Class, if runs are of such (docs/own-data.md).
     """
+    _check_given(runs, "diagnose")
     import_tasks(task)
     from atlas_wm.commands import diagnose_with_progress
 
@@ -75,6 +77,12 @@ def report(
         runs: Run folders; their evaluations and diagnostics are drawn, what is missing is named.
         out: Folder to write [default: RUN/report, or report/ beside the runs where there are several].
     """
+    _check_given(runs, "report")
     from atlas_wm.report.page import write_report
 
     print(f"open {write_report(runs, out)} in a browser")
+
+
+def _check_given(runs: tuple[Path, ...], command: str) -> None:
+    if not runs:
+        raise UserError(f"name at least one run folder: atlas {command} RUN [RUN ...]")

@@ -1,9 +1,12 @@
 """One exception for everything a user can put right: the command line prints it without a traceback."""
 
+import os
+import sysconfig
 from collections.abc import Iterable
 from difflib import get_close_matches
 from reprlib import Repr
 from textwrap import shorten
+from traceback import extract_tb
 from typing import Any
 
 
@@ -33,6 +36,19 @@ def did_you_mean(name: Any, known: Iterable[str]) -> str:
     """`` Did you mean 'tworoom'?``, empty where nothing is near."""
     near = get_close_matches(str(name), list(known), n=1, cutoff=0.4)
     return f" Did you mean {near[0]!r}?" if near else ""
+
+
+def own_place(error: BaseException) -> str:
+    """``my_task.py:12 → my_task.py:30``: the calls in the user's own code that led to an exception, empty if none.
+
+    The user's own is what is neither in this package nor installed.
+    """
+    places = [sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")]
+    installed = tuple(f"{place}{os.sep}" for place in (*places, os.path.dirname(__file__)))
+    frames = [(f.filename, f.lineno) for f in extract_tb(error.__traceback__)]
+    own = [(file, line) for file, line in frames if not file.startswith((*installed, "<"))]
+    here = os.getcwd() + os.sep
+    return " → ".join(f"{file.removeprefix(here)}:{line}" for file, line in own)
 
 
 def short(value: Any) -> str:

@@ -9,7 +9,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from atlas_wm.errors import UserError
+from atlas_wm.errors import UserError, own_place
 
 
 def import_named(kind: str, name: str) -> Any:
@@ -19,7 +19,10 @@ def import_named(kind: str, name: str) -> Any:
         sys.path.insert(0, str(Path.cwd()))
     try:
         return getattr(import_module(module), attribute)
-    except (ImportError, AttributeError, TypeError, ValueError) as error:
+    except Exception as error:
+        if place := own_place(error):
+            what = f"{type(error).__name__}: {error}"
+            raise UserError(f"{kind} {name!r} cannot be imported, it failed at {place}: {what}") from error
         raise UserError(f"{kind} {name!r} cannot be imported ({error}): write it as module:name") from error
 
 

@@ -43,7 +43,7 @@ def open_training_set(path: str | Path, task: Task, config: RunConfig) -> Traini
     clips = clip_index(data.lengths, config.model.clip_rows, data.path)
     training, validation = split_clips(clips, len(data.lengths), config.train)
     info = DataInfo(
-        path=str(path),
+        path=str(data.path),  # whole: a run works from any folder
         hash=data.content_hash(),
         episodes=len(data.lengths),
         rows=len(data.actions),

@@ -2,14 +2,13 @@
 
 from collections.abc import Callable
 from inspect import signature
-from traceback import extract_tb
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from atlas_wm.config import ObjectiveConfig
-from atlas_wm.errors import UserError
+from atlas_wm.errors import UserError, own_place
 from atlas_wm.imports import import_named
 from atlas_wm.losses.prediction import prediction
 from atlas_wm.losses.relational import relational
@@ -83,8 +82,7 @@ def own_term(name: str, clips: ClipLatents, progress: Progress | None = None) ->
     try:
         value = function(clips, **wanted)
     except Exception as error:
-        where = extract_tb(error.__traceback__)[:2][-1]  # the call here, then the line in the function
-        place = f"{where.filename}:{where.lineno}"
+        place = own_place(error) or "its call"
         raise UserError(f"loss term {name} failed at {place}: {type(error).__name__}: {error}") from error
     if not isinstance(value, Tensor) or value.ndim:
         found = f"shape {tuple(value.shape)}" if isinstance(value, Tensor) else type(value).__name__

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from atlas_wm.errors import UserError, short, unknown
+from atlas_wm.errors import UserError, own_place, short, unknown
 from atlas_wm.imports import import_named, imported_already
 from atlas_wm.run_folder import RunInfo
 from atlas_wm.tasks.base import Task
@@ -46,8 +46,10 @@ def _make(name: str, named: Any) -> Task:
         raise UserError(f"task {name!r} is not a Task: write it as module:Class, derived from atlas_wm.tasks.Task")
     try:
         return named()
-    except TypeError as error:
-        raise UserError(f"task {name!r} cannot be made: {error}") from error
+    except Exception as error:
+        place = own_place(error)
+        what = f"it failed at {place}: {type(error).__name__}: {error}" if place else error
+        raise UserError(f"task {name!r} cannot be made: {what}") from error
 
 
 def task_id(task: Task) -> str:
