@@ -5,6 +5,7 @@ import os
 import textwrap
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -69,6 +70,26 @@ class EpisodeData:
             parts.append(self._column(name))
             self._check_finite(name, parts[-1], "write the dataset again without these episodes")
         return np.concatenate(parts, axis=1)
+
+    def start_states(self, rows: np.ndarray) -> np.ndarray:
+        """What ``Task.reset`` takes for rows (n,): the state, and behind it what is hidden: (n, s + h).
+
+        Hidden columns are read for these rows only: training has no use for them.
+        """
+        hidden = self.task.hidden_columns
+        if not (hidden and len(rows) and set(hidden) <= set(self._table.column_names)):
+            return self.states[rows]
+        with _readable(f"{self.path}: the columns {', '.join(hidden)} cannot be read"):
+            episodes, steps = self.places(rows)
+            chunks = self._hidden_reader.load_chunk(episodes, steps, steps + 1)
+            read = np.stack([np.concatenate([np.ravel(chunk[name]) for name in hidden]) for chunk in chunks])
+            if not np.isfinite(read).all():
+                raise ValueError("they are NaN or infinite")
+        return np.concatenate([self.states[rows], read], axis=1)
+
+    @cached_property
+    def _hidden_reader(self) -> Any:
+        return _open(self.path, 1, list(self.task.hidden_columns))
 
     def _find(self, alternatives: tuple[tuple[str, ...], ...]) -> tuple[str, ...]:
         present = sorted(self._table.column_names)

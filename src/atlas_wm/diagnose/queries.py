@@ -74,7 +74,7 @@ def shared_queries(
 
         def simulate(which: list[int]) -> list[np.ndarray]:
             answers = []
-            for answer in simulator.futures(data.task, data.states[rows[which]], actions[which]):
+            for answer in simulator.futures(data.task, data.start_states(rows[which]), actions[which]):
                 answers.append(answer)
                 on_progress(len(answers), len(which))
             return answers

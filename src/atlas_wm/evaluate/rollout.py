@@ -105,7 +105,9 @@ def run_episodes(
     episodes = [Episode(row) for row in rows]
     parts = [(stage, episodes[i :: len(stages)]) for i, stage in enumerate(stages)]
     for stage, mine in parts:
-        starts = [Start(data.states[e.row], data.states[e.row + offset], e.row in films) for e in mine]
+        begin = data.start_states(np.array([e.row for e in mine], np.int64))
+        goal_states = [data.states[e.row + offset] for e in mine]
+        starts = [Start(s, g, e.row in films) for s, g, e in zip(begin, goal_states, mine, strict=True)]
         stage.ask("reset", dict(enumerate(starts)), budget, look)
     if look:
         goals = data.frames_of(np.asarray(rows) + offset)  # while the stages reset

@@ -41,6 +41,9 @@ class Task(ABC):
     columns of an alternative are put side by side."""
     novelty_columns: tuple[tuple[str, ...], ...]
     """The same for the state whose distance from the training data says how unusual an episode is."""
+    hidden_columns: tuple[str, ...] = ()
+    """What is no part of the state, but makes a reset repeat a demonstration exactly, such as a solver's memory.
+    Where a dataset has all of these columns, :meth:`reset` gets them behind the state."""
 
     episodes_per_job: int = 25
     """Demonstrations a worker process records before it hands them over."""
@@ -97,7 +100,7 @@ class Task(ABC):
 
     @abstractmethod
     def reset(self, env: gym.Env, state: np.ndarray, goal_state: np.ndarray) -> None:
-        """Start an episode in ``state`` with success defined by ``goal_state``."""
+        """Start an episode in ``state`` with success defined by ``goal_state``; see ``hidden_columns``."""
 
     @abstractmethod
     def state(self, env: gym.Env) -> np.ndarray:

@@ -15,6 +15,8 @@ from atlas_wm.tasks.base import Columns, Task, import_harness
 
 SUCCESS_RADIUS = 0.04  # m; the environment's own constant
 POSITIONS, VELOCITIES = 21, 20  # lengths of qpos and qvel
+STATE = POSITIONS + VELOCITIES
+HIDDEN = STATE + VELOCITIES  # numbers in the hidden columns
 CUBE_JOINT = "object_joint_0"
 CUBE = slice(14, 21)  # of qpos: the cube's free joint, position then quaternion; checked against the model
 STORED = ("observation", "qpos", "qvel", "privileged/block_0_pos", "privileged/block_0_quat")
@@ -28,6 +30,7 @@ class Cube(Task):
     action_bounds = ((-1.0, 1.0),) * 5
     state_columns = (("qpos", "qvel"),)
     novelty_columns = (("observation",),)
+    hidden_columns = ("qpos_low", "qvel_low", "qacc_warmstart")
     episodes_per_job = 2  # software rendering takes a minute for one
     most_at_once = 16  # 320 MB each with a renderer
     most_stages = 6  # with many EGL contexts at once drawing hangs
@@ -65,7 +68,12 @@ class Cube(Task):
         return CubeExpert(env, seed, {k: v for k, v in settings.items() if k not in ("policy", "target")})
 
     def columns(self, env: gym.Env, info: dict[str, Any]) -> Columns:
-        return {key.replace("/", "_"): np.array(info[key]) for key in STORED}
+        """Those of the published file, and the hidden ones: where the solver starts, and what float32 leaves of
+        positions and velocities (Lance keeps no more), because contacts magnify any difference."""
+        stored = {key.replace("/", "_"): np.array(info[key]) for key in STORED}
+        warmstart = env.unwrapped.data.qacc_warmstart  # type: ignore[attr-defined]
+        low = {f"{key}_low": stored[key] - stored[key].astype(np.float32) for key in ("qpos", "qvel")}
+        return {**stored, **low, "qacc_warmstart": warmstart.copy()}
 
     def reset(self, env: gym.Env, state: np.ndarray, goal_state: np.ndarray) -> None:
         env.get_wrapper_attr("start_at")(np.asarray(state, np.float64), np.asarray(goal_state, np.float64))
@@ -112,7 +120,12 @@ class CubeEpisodes(gym.Wrapper):
         return observation, self._complete(info, observation)
 
     def start_at(self, state: np.ndarray, goal: np.ndarray) -> None:
-        """Put the simulation into ``state``, and the target where the cube is in ``goal``."""
+        """Put the simulation into ``state``, and the target where the cube is in ``goal``.
+
+        A control step ends with an integration: what follows from the positions, such as where bodies are drawn and
+        the effector's place that actions are relative to, is then one physics step older than qpos. It is so here
+        too. Integration is undone exactly, so that this needs qpos and qvel alone.
+        """
         import mujoco
 
         if self.inner._model is None:
@@ -120,13 +133,23 @@ class CubeEpisodes(gym.Wrapper):
         model, data = self.inner.model, self.inner.data
         if (model.nq, model.nv, model.joint(CUBE_JOINT).qposadr[0]) != (POSITIONS, VELOCITIES, CUBE.start):
             raise RuntimeError("the Cube environment has another layout of qpos than atlas_wm.tasks.cube expects")
-        if state.shape != (POSITIONS + VELOCITIES,):
+        if state.shape not in ((STATE,), (STATE + HIDDEN,)):
             raise UserError(
-                f"a state of cube is qpos and qvel, {POSITIONS + VELOCITIES} numbers, not {state.shape}"
+                f"a state of cube is qpos and qvel, {STATE} numbers, or these and "
+                f"{', '.join(Cube.hidden_columns)}, {STATE + HIDDEN} numbers, not {state.shape}"
             )
+        state, low, warmstart = np.split(state, [STATE, 2 * STATE])
+        if len(low):
+            state = state.astype(np.float32) + low
+        positions, velocities = state[:POSITIONS], state[POSITIONS:]
+        before = positions.copy()
+        mujoco.mj_integratePos(model, before, velocities, -model.opt.timestep)
         mujoco.mj_resetData(model, data)  # time, controls and the solver's memory of what was before
         self.inner.set_target_pos(0, goal[CUBE][:3], goal[CUBE][3:])
-        self.inner.set_state(state[:POSITIONS], state[POSITIONS:])
+        self.inner.set_state(before, velocities)
+        data.qpos[:] = positions
+        if len(warmstart):
+            data.qacc_warmstart[:] = warmstart
         self.inner.pre_step()
         self.inner.post_step()
         self.inner._terminate_at_goal = True
