@@ -14,6 +14,7 @@ import numpy as np
 from atlas_wm.card import write_card
 from atlas_wm.config import PlanConfig
 from atlas_wm.data.dataset import EpisodeData
+from atlas_wm.data.render_check import check_rendering
 from atlas_wm.device import peak_memory, pick_device
 from atlas_wm.distributed import from_all, is_main, rank, world_size
 from atlas_wm.errors import UserError
@@ -187,6 +188,7 @@ def evaluate(
             f"{run} was trained with {info.action_size} action coordinates, {data.task.name} has "
             f"{data.task.action_size} now: retrain, or evaluate with the task it was trained on"
         )
+    check_rendering(data)
     policies = ("model", "random") if random_floor else ("model",)
     jobs, size = [], min(EPISODES_PER_JOB[where.type], data.task.most_at_once)
     novelty: dict[Protocol, dict[int, dict[int, tuple[float, bool]]]] = {p: {} for p in protocols}

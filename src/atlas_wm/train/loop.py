@@ -19,6 +19,7 @@ from atlas_wm.card import write_card
 from atlas_wm.config import RunConfig, TrainConfig
 from atlas_wm.data.clips import ClipDataset
 from atlas_wm.data.loader import EpochBatches, make_loader
+from atlas_wm.data.render_check import check_rendering
 from atlas_wm.data.resident import ResidentFrames, keep_on_device
 from atlas_wm.data.tokens import TokenFile, token_bytes, worth_keeping, write_tokens
 from atlas_wm.data.training_set import TrainingSet, open_training_set
@@ -82,6 +83,7 @@ def train(
     with training_folder(out, overwrite) if is_main() else nullcontext(out) as mine:
         folder = from_main(mine)
         ready = open_training_set(data_path, task, config)
+        check_rendering(ready.data)
         where = pick_device(device)
         info = RunInfo(
             task=task_id(task),
