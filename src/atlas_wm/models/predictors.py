@@ -43,7 +43,8 @@ class Predictor(nn.Module, ABC):
         return self.rollout(z, actions)[:, :, -1]
 
     def fast_rollout(self, dtype: torch.dtype, capturable: bool = False) -> Imagination | None:
-        """Something that computes ``rollout`` and ``terminal`` faster, in eval mode; None: there is no such thing.
+        """Something that computes ``rollout`` and ``terminal`` faster, in eval mode. None: there is no such thing.
+        A UserError says why it cannot be used.
 
         ``dtype``: of its products; it takes and returns float32. ``capturable``: it has to run inside a CUDA graph.
         The weights may be copied: the planner asks again when they change. It compares before it uses.
@@ -123,9 +124,9 @@ class CausalPredictor(_Autoregressive):
         return self.head(hidden)
 
     def fast_rollout(self, dtype: torch.dtype, capturable: bool = False) -> Imagination | None:
-        """None also where a subclass, or a change to the module, makes it another function."""
-        if self.departure(("forward", "read", "rollout", "terminal")):
-            return None
+        """Refused where a subclass, or a change to the module, makes it another function."""
+        if why := self.departure(("forward", "read", "rollout", "terminal")):
+            raise UserError(why)
         if capturable:
             from atlas_wm.models.kernels import TritonTerminal  # needs Triton
 
