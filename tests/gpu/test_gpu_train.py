@@ -116,7 +116,7 @@ def last_checkpoint(out: Path) -> int:
 
 def test_killed_and_started_again_a_run_ends_where_it_would_have(dataset_path, tmp_path):
     whole, broken = tmp_path / "whole", tmp_path / "broken"
-    undisturbed, victim = (atlas_train(dataset_path, out) for out in (whole, broken))
+    undisturbed, victim = started = [atlas_train(dataset_path, out) for out in (whole, broken)]
     try:
         until = time.monotonic() + 150
         while last_checkpoint(broken) < 4 * EVERY and victim.poll() is None and time.monotonic() < until:
@@ -125,11 +125,11 @@ def test_killed_and_started_again_a_run_ends_where_it_would_have(dataset_path, t
         assert victim.wait() == -9, broken.with_suffix(".txt").read_text()[-3000:]
         reached = last_checkpoint(broken)
         assert 4 * EVERY <= reached < STEPS and not broken.exists()
-        again = atlas_train(dataset_path, broken)
-        assert again.wait(150) == 0, broken.with_suffix(".txt").read_text()[-3000:]
+        started.append(atlas_train(dataset_path, broken))
+        assert started[-1].wait(150) == 0, broken.with_suffix(".txt").read_text()[-3000:]
         assert undisturbed.wait(150) == 0, whole.with_suffix(".txt").read_text()[-3000:]
     finally:
-        for process in (undisturbed, victim):
+        for process in started:
             process.kill()
     said = broken.with_suffix(".txt").read_text()
     assert f"going on from step {reached} of {STEPS}" in said and "fast path: off" not in said
