@@ -58,16 +58,18 @@ CHANGES = [with_qk_norm, with_layer_scale, with_own_predictor]
 
 @pytest.mark.parametrize("change", CHANGES)
 def test_it_is_trained_as_it_is(change):
-    """Every gradient of the plain step is there, and is the same but for bf16."""
-    config, found = config_of(BF16, clip=1e6), []
-    for plain in (False, True):
+    """Every gradient of the plain step is there, and as near to float32 as its own."""
+    found = []
+    for precision, plain in ((FLOAT32, True), (BF16, True), (BF16, False)):
+        config = config_of(precision, clip=1e6)
         model = change(random_model(config))
-        batches = clips(config, 1) * (WARM_UP + 2)
+        batches = clips(config, 1, 64) * (WARM_UP + 2)
         *_, last = updates(step_of(model, config, plain=plain), model, batches, 0.0, same_directions=True)
         found.append(last)
-    captured, plain = found
-    assert captured.numbers[:-1] == pytest.approx(plain.numbers[:-1], rel=2e-2, abs=1e-3)
-    assert relative_error(captured.gradients, plain.gradients) < 0.1
+    exact, autocast, captured = found
+    assert captured.numbers[:-1] == pytest.approx(autocast.numbers[:-1], rel=2e-2, abs=1e-3)
+    allowed = 2 * relative_error(autocast.gradients, exact.gradients)
+    assert relative_error(captured.gradients, exact.gradients) < allowed < 0.25
 
 
 @pytest.mark.parametrize("change", CHANGES)
