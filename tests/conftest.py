@@ -62,8 +62,10 @@ def run_folder(trained, tmp_path_factory) -> Path:
 
 
 @pytest.fixture
-def demo_model():
-    """Random weights in eval mode, the modulation (zero at the start) too, so that actions and history matter."""
+def demo_model(request):
+    """Random weights in eval mode, the modulation (zero at the start) too, so that actions and history matter.
+
+    For 2 action coordinates, or as many as an indirect parameter says."""
     import torch
 
     from atlas_wm.models.world_model import WorldModel
@@ -71,7 +73,9 @@ def demo_model():
     from atlas_wm.recipes import demo
 
     torch.manual_seed(0)
-    model = WorldModel(demo("atlas").model, action_size=2, normalizer=Normalizer((3.0, -1.0), (0.5, 2.0)))
+    size = getattr(request, "param", 2)
+    normalizer = Normalizer((3.0, -1.0, 0.0, 0.0, 0.0)[:size], (0.5, 2.0, 1.0, 1.0, 1.0)[:size])
+    model = WorldModel(demo("atlas").model, action_size=size, normalizer=normalizer)
     for block in model.predictor.blocks:
         torch.nn.init.normal_(block.modulation[-1].weight, std=0.5)
         torch.nn.init.normal_(block.modulation[-1].bias, std=0.5)
