@@ -12,6 +12,7 @@ SOURCE = ROOT / "src" / "atlas_wm"
 
 LEAVES = {
     *("errors", "imports", "config", "versions", "streams", "device", "normalize", "frames", "run_folder", "card"),
+    "images",
     *("distributed", "launch", "workers"),
 }
 # What each part of the house may import of the others; nothing reaches back along the way of the data.

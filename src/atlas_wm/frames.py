@@ -1,6 +1,7 @@
 """Pictures: one way to reduce them, for training, planning and evaluation alike."""
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -8,12 +9,14 @@ from torch import Tensor
 from torch.nn.functional import interpolate
 
 from atlas_wm.errors import UserError
+from atlas_wm.images import WANTED, from_array, not_an_image, shape_remedy, uint8_remedy
 
 
 def check_frames(frames: Tensor) -> None:
     """Frames inside the program are uint8 with colour before height and width: (N, 3, H, W)."""
     if frames.dtype != torch.uint8:
-        raise UserError(f"frames must be uint8 (0 to 255), not {str(frames.dtype).removeprefix('torch.')}")
+        kind, remedy = str(frames.dtype).removeprefix("torch."), uint8_remedy(frames, "frames", tensor=True)
+        raise UserError(f"frames must be uint8 (0 to 255), not {kind}: {remedy}")
     if frames.ndim != 4 or frames.shape[1] != 3 or 0 in frames.shape:
         raise UserError(f"frames must have shape (N, 3, height, width), not {tuple(frames.shape)}")
 
@@ -30,16 +33,20 @@ def reduce_frames(frames: Tensor, size: int) -> Tensor:
     return interpolate(frames.float(), (size, size), mode="area").round_().to(torch.uint8)
 
 
-def frame_to_tensor(frame: np.ndarray | Tensor, name: str = "frame") -> Tensor:
-    """A picture as environments render it, (H, W, 3) uint8, → (1, 3, H, W)."""
-    tensor = torch.from_numpy(np.array(frame))  # a copy: any strides, writable
-    if tensor.dtype != torch.uint8:
-        kind = str(tensor.dtype).removeprefix("torch.")
-        raise UserError(f"{name} must be uint8 (0 to 255), not {kind}: multiply by 255 if it lies in [0, 1]")
-    if tensor.ndim != 3 or tensor.shape[-1] != 3 or 0 in tensor.shape:
-        hint = ": put colour last" if tensor.ndim == 3 and tensor.shape[0] == 3 else ""
-        raise UserError(f"{name} must have shape (height, width, 3), not {tuple(tensor.shape)}{hint}")
-    return tensor.permute(2, 0, 1)[None]
+def frame_to_tensor(frame: Any, name: str = "frame") -> Tensor:
+    """An image as environments render it, (H, W, 3) uint8, array or tensor, → (1, 3, H, W)."""
+    what = not_an_image(frame, name)
+    if what is not None:
+        raise UserError(f"{name} must be {WANTED}, not {what}")
+    tensor = isinstance(frame, Tensor)
+    image = frame.detach().cpu().as_subclass(Tensor).clone() if tensor else from_array(frame, name)
+    if image.dtype != torch.uint8:
+        kind = str(image.dtype).removeprefix("torch.")
+        raise UserError(f"{name} must be uint8 (0 to 255), not {kind}: {uint8_remedy(image, name, tensor)}")
+    if image.ndim != 3 or image.shape[-1] != 3 or 0 in image.shape:
+        remedy = shape_remedy(image, name, tensor)
+        raise UserError(f"{name} must have shape (height, width, 3), not {tuple(image.shape)}: {remedy}")
+    return image.permute(2, 0, 1)[None]
 
 
 def read_image(path: Path) -> np.ndarray:

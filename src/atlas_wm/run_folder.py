@@ -40,6 +40,7 @@ SPACE = 1 << 20  # bytes that there must be room for
 MOST_ACTIONS = 4096
 MOST_JSON, MOST_SETTINGS = 64 << 20, 1 << 20  # bytes of a file of results, of one with settings
 CONFIG, WEIGHTS, NORMALIZER, METRICS = "config.json", "model.safetensors", "normalizer.json", "metrics.csv"
+MOST_SIDE = 2**20  # pixels
 BANK = "bank.safetensors"
 CHECKPOINTS, NOT_FINITE = "checkpoints", "not-finite.json"
 LOCK = "lock"
@@ -55,6 +56,12 @@ class DataInfo:
     rows: int
     training_clips: int
     validation_clips: int
+    frame_size: tuple[int, int] | None = None
+    """Height and width of the stored frames; None where they are drawn, or in runs of older versions."""
+
+    def __post_init__(self) -> None:
+        if self.frame_size is not None and not all(1 <= side <= MOST_SIDE for side in self.frame_size):
+            raise UserError(f"data.frame_size must lie between 1 and {MOST_SIDE}, not {short(self.frame_size)}")
 
 
 @dataclass(frozen=True)

@@ -147,6 +147,21 @@ class EpisodeData:
             except UserError as error:
                 raise UserError(f"{self.path}: {error}") from error
             return drawn.unflatten(0, (len(episodes), count))
+        return reduce_frames(self._stored(episodes, starts, count), self.image_size).unflatten(
+            0, (len(episodes), count)
+        )
+
+    @property
+    def frame_size(self) -> tuple[int, int] | None:
+        """Height and width of the frames in the file, by the first of them; None where they are drawn."""
+        if self._pixels is None:
+            return None
+        height, width = self._stored(np.flatnonzero(self.lengths)[:1], np.zeros(1, np.int64), 1).shape[-2:]
+        return height, width
+
+    def _stored(self, episodes: np.ndarray, starts: np.ndarray, count: int) -> Tensor:
+        """Frames as the file has them: (B·count, 3, H, W) uint8."""
+        assert self._pixels is not None
         with _readable(f"{self.path}: column 'pixels' cannot be read, the file seems damaged"):
             pixels = self._pixels.read(episodes, starts, count, self.frameskip)
         if pixels.dtype != torch.uint8 or pixels.ndim != 4 or pixels.shape[1] != 3:
@@ -155,7 +170,7 @@ class EpisodeData:
                 f"{self.path}: column 'pixels' holds {kind} of shape {tuple(pixels.movedim(1, -1).shape[1:])}, "
                 f"not uint8 (height, width, 3): convert it"
             )
-        return reduce_frames(pixels, self.image_size).unflatten(0, (len(episodes), count))
+        return pixels
 
     def _pixel_reader(self) -> PixelReader | None:
         if "pixels" not in self._table.column_names:

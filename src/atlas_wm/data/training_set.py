@@ -49,6 +49,7 @@ def open_training_set(path: str | Path, task: Task, config: RunConfig) -> Traini
         rows=len(data.actions),
         training_clips=len(training),
         validation_clips=len(validation),
+        frame_size=data.frame_size,
     )
     normalizer = fit_normalizer(data, training, config.model, task.action_bounds)
     return TrainingSet(data, training, validation, config.model.clip_frames, normalizer, info)

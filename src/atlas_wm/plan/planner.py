@@ -9,9 +9,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from atlas_wm.config import PlanConfig
-from atlas_wm.errors import UserError
+from atlas_wm.config import MOST_SEED, PlanConfig
+from atlas_wm.errors import UserError, short
 from atlas_wm.frames import check_frames, frame_to_tensor, reduce_frames
+from atlas_wm.images import unlike_training
 from atlas_wm.models.fast import FastTerminal, PackedProduct
 from atlas_wm.models.predictors import Imagination
 from atlas_wm.models.world_model import WorldModel
@@ -26,6 +27,7 @@ log = logging.getLogger(__name__)
 
 WORKING_SET = 2**30  # bytes that candidates may take while they are rolled out on a CPU
 LARGEST_CHUNK = 2**31  # candidates: no bound
+Image = np.ndarray | Tensor
 
 
 def dtype_of(precision: str) -> torch.dtype | None:
@@ -84,6 +86,7 @@ class Planner:
             log.warning("plans are not clipped: the run has no action bounds (`atlas bank RUN` adds them)")
         self.seconds = 0.0  # spent planning
         self.chunk = self.config.candidate_chunk or self._automatic_chunk()
+        self._seen: set[tuple[int, ...]] = set()  # sizes of images
         self._captured: CapturedSearch | None = None
         self._fast: Imagination | None = None
         self._weights: Weights | None = None
@@ -92,17 +95,26 @@ class Planner:
     def device(self) -> torch.device:
         return next(self.model.parameters()).device
 
-    def plan(self, frame: np.ndarray, goal: np.ndarray, *, seed: int = 0, last: Plan | None = None) -> Plan:
-        """One plan. frame and goal: (H, W, 3) uint8, as an environment renders them. last: the plan that was acted
-        on before this one, towards the same goal; the rule terminal does not look at it."""
+    def plan(self, frame: Image, goal: Image, *, seed: int = 0, last: Plan | None = None) -> Plan:
+        """One plan. frame and goal: (H, W, 3) uint8, arrays or tensors, as environments render them. last: the plan
+        that was acted on before this one, towards the same goal; the rule terminal does not look at it."""
+        if type(seed) is bool or not isinstance(seed, (int, np.integer)) or not 0 <= seed <= MOST_SEED:
+            raise UserError(f"seed must be a whole number from 0 to {MOST_SEED}, not {short(seed)}")
         frames = self.prepare(frame_to_tensor(frame, "frame"))
         goals = self.prepare(frame_to_tensor(goal, "goal"))
-        return self.plan_batch(frames, goals, [stream(seed)], [last and last.rest])[0]
+        return self.plan_batch(frames, goals, [stream(int(seed))], [last and last.rest])[0]
 
     def prepare(self, frames: Tensor) -> Tensor:
-        """(N, 3, H, W) uint8 of any size → the size the model was trained on."""
+        """(N, 3, H, W) uint8 of any size → the size the model was trained on. What that does to them and did not do
+        to the training frames is logged, once for each size."""
         check_frames(frames)
-        return reduce_frames(frames, self.model.config.encoder.image_size)
+        shape, size = tuple(frames.shape[-2:]), self.model.config.encoder.image_size
+        if shape not in self._seen:
+            self._seen.add(shape)
+            unlike = unlike_training(shape, size, self.model.run.data.frame_size if self.model.run else None)
+            if unlike is not None:
+                log.warning("%s", unlike)
+        return reduce_frames(frames, size)
 
     @torch.inference_mode()
     def plan_batch(
