@@ -3,7 +3,7 @@
 import logging
 import time
 from collections import deque
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Sequence
 from contextlib import closing
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -21,13 +21,13 @@ from atlas_wm.errors import UserError
 from atlas_wm.evaluate.processes import StageProcesses
 from atlas_wm.evaluate.protocol import Protocol, draw_starts, training_rows
 from atlas_wm.evaluate.rollout import EpisodeRecord, planning_policy, random_policy, run_episodes
-from atlas_wm.evaluate.split import ood_labels, path_scores, state_bank
+from atlas_wm.evaluate.split import StateBank, ood_labels, path_scores, state_bank
 from atlas_wm.evaluate.stage import Ending, Stage
 from atlas_wm.evaluate.statistics import summarise
 from atlas_wm.launch import own_cores, processes
 from atlas_wm.models.world_model import WorldModel
 from atlas_wm.plan.planner import Planner, dtype_of
-from atlas_wm.run_folder import read_run, writable_folder, write_atomically, write_json, writing
+from atlas_wm.run_folder import RunInfo, read_run, writable_folder, write_atomically, write_json, writing
 from atlas_wm.tasks import get_task, get_task_of, task_id
 from atlas_wm.versions import versions
 from atlas_wm.workers import TIMEOUT, Died, Helpers, check_timeout
@@ -190,34 +190,80 @@ def evaluate(
         )
     check_rendering(data)
     policies = ("model", "random") if random_floor else ("model",)
-    jobs, size = [], min(EPISODES_PER_JOB[where.type], data.task.most_at_once)
-    novelty: dict[Protocol, dict[int, dict[int, tuple[float, bool]]]] = {p: {} for p in protocols}
-    states = data.columns(data.task.novelty_columns)
-    bank = state_bank(states[training_rows(data, info)])
-    neighbours = min(NEIGHBOURS, len(bank.states))
-    for protocol in protocols:
-        for seed in protocol.seeds:
-            starts = draw_starts(data, protocol, seed, info)
-            scores = path_scores(states, starts, protocol.offset, bank, k=neighbours)
-            rows = starts.tolist()
-            labels = zip(scores.tolist(), ood_labels(scores).tolist(), strict=True)
-            novelty[protocol][seed] = dict(zip(rows, labels, strict=True))
-            filmed = _worth_filming(data, protocol, rows, films) if seed == protocol.seeds[0] else ()
-            for policy in policies:
-                for i in range(0, len(rows), size):
-                    part = tuple(rows[i : i + size])
-                    jobs.append(Job(policy, protocol, seed, part, filmed if policy == "model" else ()))
+    draws = _draw(data, info, protocols)
+    jobs = _jobs(data, draws, policies, films, EPISODES_PER_JOB[where.type])
 
     place = writable_folder(run, "evaluation") if is_main() else run  # said before the work begins
     remote = stages == "remote" or (stages == "auto" and where.type != "cpu")
     most = min(data.task.most_stages, max(len(j.rows) for j in jobs)) if remote else len(jobs)
     workers = max(1, min(workers or own_cores(), most))
+    results = _run(setup, data, jobs, run_beside_stages if remote else run_in_workers, workers, on_progress)
 
-    # Dealt out by kind and size. Whole jobs: on a GPU the rounding of a plan depends on its company.
+    work = {"stages": "remote" if remote else "local", "workers": workers, "processes": world_size()}
+    reports = []
+    for protocol in protocols:
+        these = [r for r in results if r.job.protocol == protocol]
+        reports.append(_report(info, setup, data, draws, protocol, policies, these) | work)
+        if is_main():
+            films_of = {f"row{row}": film for r in these for row, film in r.films.items()}
+            _write(place, protocol.name + setup.plan.replanning, reports[-1], films_of)
+    if is_main():
+        try:
+            write_card(run)
+        except UserError as error:  # an older file of results is damaged: these are written all the same
+            log.warning("the model card stays as it was: %s", error)
+    return reports
+
+
+@dataclass(frozen=True)
+class Draws:
+    """The start rows of every condition and seed, each with its novelty and whether it is OOD."""
+
+    starts: dict[Protocol, dict[int, dict[int, tuple[float, bool]]]]  # protocol → seed → row
+    bank: StateBank
+    neighbours: int
+
+
+def _draw(data: EpisodeData, info: RunInfo, protocols: Sequence[Protocol]) -> Draws:
+    states = data.columns(data.task.novelty_columns)
+    bank = state_bank(states[training_rows(data, info)])
+    neighbours = min(NEIGHBOURS, len(bank.states))
+    starts: dict[Protocol, dict[int, dict[int, tuple[float, bool]]]] = {protocol: {} for protocol in protocols}
+    for protocol in protocols:
+        for seed in protocol.seeds:
+            rows = draw_starts(data, protocol, seed, info)
+            scores = path_scores(states, rows, protocol.offset, bank, k=neighbours)
+            labels = zip(scores.tolist(), ood_labels(scores).tolist(), strict=True)
+            starts[protocol][seed] = dict(zip(rows.tolist(), labels, strict=True))
+    return Draws(starts, bank, neighbours)
+
+
+def _jobs(data: EpisodeData, draws: Draws, policies: Sequence[str], films: int, size: int) -> list[Job]:
+    """Whole jobs are dealt out: on a GPU the rounding of a plan depends on its company."""
+    jobs, size = [], min(size, data.task.most_at_once)
+    for protocol, by_seed in draws.starts.items():
+        for seed, starts in by_seed.items():
+            rows = list(starts)
+            filmed = _worth_filming(data, protocol, rows, films) if seed == protocol.seeds[0] else ()
+            for policy in policies:
+                for i in range(0, len(rows), size):
+                    part = tuple(rows[i : i + size])
+                    jobs.append(Job(policy, protocol, seed, part, filmed if policy == "model" else ()))
+    return jobs
+
+
+def _run(
+    setup: Setup,
+    data: EpisodeData,
+    jobs: list[Job],
+    run_jobs: Callable[[Setup, EpisodeData, list[Job], int], Generator[JobResult, None, None]],
+    workers: int,
+    on_progress: Callable[[int, int, float], None],
+) -> list[JobResult]:
+    """This process's share of the jobs, dealt out by kind and size → the results of all processes."""
     mine = sorted(jobs, key=lambda job: (job.policy, -len(job.rows)))[rank() :: world_size()]
     found: list[JobResult] = []
     total, successes, done, errors = sum(len(job.rows) for job in mine), [0, 0], 0, 0
-    run_jobs = run_beside_stages if remote else run_in_workers
     with closing(run_jobs(setup, data, mine, workers)) as coming:
         for result in coming:
             found.append(result)
@@ -230,50 +276,45 @@ def evaluate(
                 successes[0] += sum(r.success for r in result.records)
                 successes[1] += len(result.records)
             on_progress(done, total, successes[0] / max(1, successes[1]))
-    results = [result for part in from_all(found) for result in part]
+    return [result for part in from_all(found) for result in part]
 
-    reports = []
-    for protocol in protocols:
-        report: dict[str, Any] = {
-            "task": info.task,
-            "method": info.method,
-            "recipe": info.recipe,
-            "protocol": {**asdict(protocol), "budget": protocol.steps},
-            "plan": asdict(setup.plan),
-            "data": {"path": setup.data, "hash": data.content_hash()},
-            "novelty_bank": {"states": len(bank.states), "neighbours": neighbours, "seed": 0},
-            "device": setup.device,
-            "stages": "remote" if remote else "local",
-            "workers": workers,
-            "processes": world_size(),
-            "versions": versions(),
+
+def _report(
+    info: RunInfo,
+    setup: Setup,
+    data: EpisodeData,
+    draws: Draws,
+    protocol: Protocol,
+    policies: Sequence[str],
+    results: Sequence[JobResult],
+) -> dict[str, Any]:
+    """What the jobs of one condition add up to."""
+    report: dict[str, Any] = {
+        "task": info.task,
+        "method": info.method,
+        "recipe": info.recipe,
+        "protocol": {**asdict(protocol), "budget": protocol.steps},
+        "plan": asdict(setup.plan),
+        "data": {"path": setup.data, "hash": data.content_hash()},
+        "novelty_bank": {"states": len(draws.bank.states), "neighbours": draws.neighbours, "seed": 0},
+        "device": setup.device,
+        "versions": versions(),
+    }
+    for policy in policies:
+        these = [r for r in results if r.job.policy == policy]
+        records = {
+            seed: sorted((e for r in these if r.job.seed == seed for e in r.records), key=lambda e: e.row)
+            for seed in protocol.seeds
         }
-        for policy in policies:
-            these = [r for r in results if r.job.protocol == protocol and r.job.policy == policy]
-            records = {
-                seed: sorted((e for r in these if r.job.seed == seed for e in r.records), key=lambda e: e.row)
-                for seed in protocol.seeds
-            }
-            report[policy] = summarise(records, novelty[protocol], protocol.leave_out_solved)
-            report[policy]["seconds"] = sum(r.seconds for r in these)
-        planning = sum(r.planning_seconds for r in results if r.job.protocol == protocol)
-        report["model"] |= {
-            "planning_seconds": planning,  # with several workers of all of them
-            "seconds_per_plan": planning / max(1, report["model"]["plans"]),
-            "peak_memory": max(r.peak_memory for r in results),
-        }
-        reports.append(report)
-        if is_main():
-            films_of = {
-                f"row{row}": film for r in results if r.job.protocol == protocol for row, film in r.films.items()
-            }
-            _write(place, protocol.name + setup.plan.replanning, report, films_of)
-    if is_main():
-        try:
-            write_card(run)
-        except UserError as error:  # an older file of results is damaged: these are written all the same
-            log.warning("the model card stays as it was: %s", error)
-    return reports
+        report[policy] = summarise(records, draws.starts[protocol], protocol.leave_out_solved)
+        report[policy]["seconds"] = sum(r.seconds for r in these)
+    planning = sum(r.planning_seconds for r in results)
+    report["model"] |= {
+        "planning_seconds": planning,  # with several workers of all of them
+        "seconds_per_plan": planning / max(1, report["model"]["plans"]),
+        "peak_memory": max(r.peak_memory for r in results),
+    }
+    return report
 
 
 def _write(folder: Path, name: str, report: dict[str, Any], films: dict[str, Any]) -> None:
