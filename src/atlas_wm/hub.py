@@ -7,9 +7,9 @@ from pathlib import Path
 
 from atlas_wm.card import CARD
 from atlas_wm.errors import UserError
-from atlas_wm.run_folder import BANK, CONFIG, NORMALIZER, WEIGHTS
+from atlas_wm.run_folder import BANK, CONFIG, NORMALIZER, STATES, WEIGHTS
 
-FILES = [CONFIG, WEIGHTS, NORMALIZER, BANK]  # the last where there is one
+FILES = [CONFIG, WEIGHTS, NORMALIZER, BANK, STATES]  # the last two where they are there
 
 
 def fetch(repo_id: str, revision: str | None = None) -> Path:

@@ -4,6 +4,7 @@
     model.safetensors   weights
     normalizer.json     action standardisation
     bank.safetensors    latents of training frames, for novelty; a run may go without
+    states.safetensors  some of the states it was trained on, for the ID/OOD split; a run may go without
     README.md           model card
     metrics.csv, tensorboard/, evaluation/*.json
     weights/            of other steps: the best validation, every train.keep_every
@@ -42,6 +43,7 @@ MOST_JSON, MOST_SETTINGS = 64 << 20, 1 << 20  # bytes of a file of results, of o
 CONFIG, WEIGHTS, NORMALIZER, METRICS = "config.json", "model.safetensors", "normalizer.json", "metrics.csv"
 MOST_SIDE = 2**20  # pixels
 BANK = "bank.safetensors"
+STATES = "states.safetensors"
 CHECKPOINTS, NOT_FINITE = "checkpoints", "not-finite.json"
 LOCK = "lock"
 

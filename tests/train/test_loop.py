@@ -78,6 +78,7 @@ def test_a_run_folder_holds_everything(run_folder, tiny_config):
         "metrics.csv",
         "model.safetensors",
         "normalizer.json",
+        "states.safetensors",
         "tensorboard",
     }
     info, _ = read_run(run_folder)

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from atlas_wm.card import write_card
 from atlas_wm.convert.lewm_config import CHECKPOINT, SETTINGS, hydra_config, obstacle, sizes, some
+from atlas_wm.data.states import keep_states
 from atlas_wm.data.training_set import open_training_set
 from atlas_wm.errors import UserError
 from atlas_wm.methods import get_method
@@ -107,6 +108,7 @@ def import_lewm(path: Path, task: Task, data_path: str | Path, out: Path, *, ove
         )
         model.remember(ready.some_frames())
         model.save_pretrained(folder)
+        keep_states(folder, ready.data, model.run)
         write_card(folder)
     return out
 

@@ -46,7 +46,7 @@ class EpisodeData:
             self._check_episodes()
         self.offsets = np.cumsum(self.lengths) - self.lengths  # (E,)
         self._pixels = self._pixel_reader()
-        (actions,) = self._find((("action",),))
+        (actions,) = self.find((("action",),))
         self.actions = self._column(actions).astype(np.float32)  # (R, A)
         self._check_actions()
         self.states = self.columns(task.state_columns)  # (R, s)
@@ -66,7 +66,7 @@ class EpisodeData:
     def columns(self, alternatives: tuple[tuple[str, ...], ...]) -> np.ndarray:
         """The first alternative whose columns are all there, side by side, all finite: (R, n)."""
         parts = []
-        for name in self._find(alternatives):
+        for name in self.find(alternatives):
             parts.append(self._column(name))
             self._check_finite(name, parts[-1], "write the dataset again without these episodes")
         return np.concatenate(parts, axis=1)
@@ -91,7 +91,8 @@ class EpisodeData:
     def _hidden_reader(self) -> Any:
         return _open(self.path, 1, list(self.task.hidden_columns))
 
-    def _find(self, alternatives: tuple[tuple[str, ...], ...]) -> tuple[str, ...]:
+    def find(self, alternatives: tuple[tuple[str, ...], ...]) -> tuple[str, ...]:
+        """The names of the first alternative whose columns are all there."""
         present = sorted(self._table.column_names)
         found = next((names for names in alternatives if set(names) <= set(present)), None)
         if found is None:

@@ -21,6 +21,7 @@ from atlas_wm.data.clips import ClipDataset
 from atlas_wm.data.loader import EpochBatches, make_loader
 from atlas_wm.data.render_check import check_rendering
 from atlas_wm.data.resident import ResidentFrames, keep_on_device
+from atlas_wm.data.states import keep_states
 from atlas_wm.data.tokens import TokenFile, token_bytes, worth_keeping, write_tokens
 from atlas_wm.data.training_set import TrainingSet, open_training_set
 from atlas_wm.device import pick_device
@@ -99,6 +100,7 @@ def train(
         if is_main():
             with saving(folder):
                 write_info(folder, info, ready.normalizer)
+                keep_states(folder, ready.data, info)
                 (folder / NOT_FINITE).unlink(missing_ok=True)
         saved = from_main(saved)
         torch.manual_seed(config.train.seed)
