@@ -13,32 +13,32 @@ from dataclasses import replace
 from itertools import product
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
 
 import numpy as np
 from rich.console import Console
 from rich.table import Table
 
 from atlas_wm.evaluate.evaluate import evaluate
-from atlas_wm.evaluate.protocol import Protocol
+from atlas_wm.results import EvaluationResult, Protocol
 from atlas_wm.run_folder import read_run
 
 SOON = 25  # steps
 
 
-def row_of(report: dict[str, Any]) -> list[str]:
-    model = report["model"]
-    episodes = [e for mine in model["episodes"].values() for e in mine]
-    success = np.array([e["success"] for e in episodes])
-    steps = np.array([e["steps"] if e["success"] else report["protocol"]["budget"] for e in episodes])
+def row_of(report: EvaluationResult) -> list[str]:
+    model = report.model
+    assert model.seconds_per_plan is not None and model.planning_seconds is not None
+    episodes = [e for mine in model.episodes.values() for e in mine]
+    success = np.array([e.success for e in episodes])
+    steps = np.array([e.steps if e.success else report.protocol.steps for e in episodes])
     rate, soon = 100 * success.mean(), 100 * (success & (steps <= SOON)).mean()
     return [
         f"{rate:.1f} ± {np.sqrt(rate * (100 - rate) / len(episodes)):.1f}",
         f"{soon:.1f}",
         f"{steps.mean():.1f}",
-        f"{model['plans']:,}",
-        f"{1e3 * model['seconds_per_plan']:.1f}",
-        f"{model['planning_seconds'] / len(episodes):.3f}",
+        f"{model.plans:,}",
+        f"{1e3 * model.seconds_per_plan:.1f}",
+        f"{model.planning_seconds / len(episodes):.3f}",
     ]
 
 
@@ -69,6 +69,7 @@ def main() -> None:
                 data_path=arguments.data,
                 plan=replace(plan, rule=rule, execute=every),
                 random_floor=False,
+                replay_ceiling=False,
                 films=0,
                 device=arguments.device,
                 precision=precision,

@@ -62,6 +62,22 @@ def run_folder(trained, tmp_path_factory) -> Path:
 
 
 @pytest.fixture
+def in_this_process(monkeypatch):
+    """Evaluation without worker processes, which take seconds to start."""
+    import torch
+
+    from atlas_wm.evaluate import evaluate
+
+    def here(setup, data, jobs, workers):
+        threads = torch.get_num_threads()
+        torch.set_num_threads(1)
+        yield from map(evaluate.Worker(setup).run, jobs)
+        torch.set_num_threads(threads)
+
+    monkeypatch.setattr(evaluate, "run_in_workers", here)
+
+
+@pytest.fixture
 def demo_model(request):
     """Random weights in eval mode, the modulation (zero at the start) too, so that actions and history matter.
 

@@ -2,19 +2,24 @@
 
 import shutil
 from pathlib import Path
+from typing import Any
 
 from atlas_wm.card import write_card
 from atlas_wm.evaluate.evaluate import evaluate
-from atlas_wm.evaluate.protocol import Protocol
 from atlas_wm.models.world_model import WorldModel
-from atlas_wm.run_folder import write_json
+from atlas_wm.results import EvaluationResult, PolicyResult, Protocol
+from atlas_wm.run_folder import read_run
+from made_up_results import episode, evaluation, policy
 
-RESULT = {"success_std": 1.5, "success_by_seed": {"1": 90.0, "2": 93.0}}
-EVALUATION = {
-    "protocol": {"offset": 25, "budget": 50, "episodes": 100, "seeds": [1, 2], "part": "heldout"},
-    "model": {**RESULT, "success_mean": 91.5},
-    "random": {**RESULT, "success_mean": 34.0},
-}
+
+def evaluated(rates: list[float], count: int = 10, **changes: Any) -> EvaluationResult:
+    def outcome(values: list[float], planned: bool = False) -> PolicyResult:
+        by_seed = dict(enumerate(values))
+        return policy({seed: [episode()] * count for seed in by_seed}, {"": by_seed}, planned)
+
+    floor, ceiling = ([value] * len(rates) for value in (34.0, 99.0))
+    changes = {"offset": 25, "part": "heldout"} | changes
+    return evaluation(outcome(rates, planned=True), outcome(floor), outcome(ceiling), **changes)
 
 
 def test_a_run_has_a_card_and_an_evaluation_adds_its_results(run_folder, tmp_path):
@@ -34,9 +39,26 @@ def test_a_run_has_a_card_and_an_evaluation_adds_its_results(run_folder, tmp_pat
         assert fact in card, fact
     assert f"{sum(p.numel() for p in model.parameters()) / 1e6:.2f} M parameters" in card
     assert "Not evaluated yet" in card and str(Path(model.run.data.path).parent) not in card
-    write_json(run / "evaluation" / "heldout_offset25_budget50.json", EVALUATION)
+    result = evaluated([90.0, 93.0], data=model.run.data.hash)
+    result.write(run / "evaluation", {})
     write_card(run)
-    assert "| 200 | heldout, offset 25, budget 50 | 91.5 ± 1.5 | 34.0 ± 1.5 |" in (run / "README.md").read_text()
+    row = "| 20 | heldout, offset 25, budget 50 | 91.5 ± 1.5 | 34.0 ± 0.0 | 99.0 ± 0.0 |"
+    assert f"{row} `{result.name}.json` |" in (run / "README.md").read_text()
+
+
+def test_the_card_shows_the_most_complete_of_like_evaluations_and_says_which(run_folder, tmp_path):
+    run = Path(shutil.copytree(run_folder, tmp_path / "run", ignore=shutil.ignore_patterns("evaluation")))
+    hash_ = read_run(run)[0].data.hash
+    complete = evaluated([90.0, 93.0], data=hash_)
+    few = evaluated([10.0], count=2, data=hash_, written="2027-01-01T00:00:00+00:00")
+    other_data = evaluated([50.0], data="another")
+    for result in (complete, few, other_data):
+        result.write(run / "evaluation", {})
+    write_card(run)
+    card = (run / "README.md").read_text()
+    assert f"| 91.5 ± 1.5 | 34.0 ± 0.0 | 99.0 ± 0.0 | `{complete.name}.json` (of 2) |" in card
+    assert "budget 50, data tworoom.lance (another) | 50.0 |" in card
+    assert few.name not in card and "1 other is in the folder" in card
 
 
 def test_a_licence_that_was_filled_in_stays(run_folder, tmp_path):
@@ -52,6 +74,6 @@ def test_a_damaged_older_result_does_not_spoil_an_evaluation(run_folder, tmp_pat
     (run / "evaluation").mkdir()
     (run / "evaluation" / "older.json").write_text("{")
     (report,) = evaluate(run, [Protocol(10, 12, 2, (1,))], random_floor=False, films=0, workers=1, device="cpu")
-    assert report["model"]["success_mean"] is not None
-    assert (run / "evaluation" / "all_offset10_budget12.json").exists()
+    assert report.model.success_mean is not None
+    assert (run / "evaluation" / f"{report.name}.json").exists()
     assert "the model card stays as it was" in caplog.text and "older.json" in caplog.text

@@ -125,5 +125,5 @@ def test_train_then_eval_from_the_command_line(dataset_path, tmp_path, capsys):
         ]
     )
     shown = capsys.readouterr().out
-    assert "LeWM + OOD-recovery" in shown and "Random actions" in shown
-    assert (out / "evaluation" / "heldout_offset10_budget35.json").exists()
+    assert all(name in shown for name in ("LeWM + OOD-recovery", "Random actions", "Replayed actions"))
+    assert len(list((out / "evaluation").glob("heldout_offset10_budget35-*.json"))) == 1

@@ -12,7 +12,7 @@ SOURCE = ROOT / "src" / "atlas_wm"
 
 LEAVES = {
     *("errors", "imports", "config", "versions", "streams", "device", "normalize", "frames", "run_folder", "card"),
-    "images",
+    *("images", "results"),
     *("distributed", "launch", "workers"),
 }
 # What each part of the house may import of the others; nothing reaches back along the way of the data.
@@ -27,7 +27,7 @@ ALLOWED = {
     "convert": LEAVES | {"models", "tasks", "data", "methods"},
     "evaluate": LEAVES | {"models", "tasks", "data", "plan", "geometry"},
     "diagnose": LEAVES | {"losses", "models", "tasks", "data", "plan", "evaluate", "geometry"},
-    "report": {"run_folder", "errors"},
+    "report": {"run_folder", "errors", "results"},
 }
 
 

@@ -1,14 +1,13 @@
 """The model card: what a run is, in a form that people and the Hugging Face hub read."""
 
 import re
-from collections.abc import Iterator
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from safetensors import safe_open
 
-from atlas_wm.errors import UserError
-from atlas_wm.run_folder import WEIGHTS, RunInfo, read_json, read_run, write_atomically
+from atlas_wm.results import POLICIES, Chosen, EvaluationResult, PolicyResult, most_complete, read_results
+from atlas_wm.run_folder import WEIGHTS, RunInfo, read_run, write_atomically
 
 CARD = "README.md"
 UNKNOWN = "unknown"  # the hub's word for a licence that nobody stated
@@ -20,8 +19,8 @@ def write_card(folder: Path) -> None:
     info, _ = read_run(folder)
     path = folder / CARD
     stated = re.search(r"^license: *(\S+) *$", path.read_text(), re.M) if path.exists() else None
-    reports = [read_json(file) for file in sorted((folder / "evaluation").glob("*.json"))]
-    card = model_card(info, _parameters(folder / WEIGHTS), reports, licence=stated.group(1) if stated else UNKNOWN)
+    results = read_results(folder)
+    card = model_card(info, _parameters(folder / WEIGHTS), results, licence=stated.group(1) if stated else UNKNOWN)
     with write_atomically(path) as temporary:
         temporary.write_text(card)
 
@@ -29,12 +28,12 @@ def write_card(folder: Path) -> None:
 def model_card(
     info: RunInfo,
     parameters: int,
-    reports: list[dict[str, Any]] | None = None,
+    results: Mapping[str, EvaluationResult] | None = None,
     repo_id: str | None = None,
     licence: str = UNKNOWN,
 ) -> str:
-    """reports: of evaluations. repo_id: on the hub; None for a folder. Of the path of the data, which tells about a
-    machine, only the last part is named."""
+    """results: of evaluations, by the names of their files. repo_id: on the hub; None for a folder. Of the path of
+    the data, which tells about a machine, only the last part is named."""
     model, train, data = info.config.model, info.config.train, info.data
     load = f'from_pretrained("{repo_id}")' if repo_id else 'load("this folder")'
     length = f"{train.steps:,} steps" if train.steps else f"{train.epochs} epochs"
@@ -73,7 +72,7 @@ plan = Planner(model).plan(frame, goal)  # two (H, W, 3) uint8 pictures
 
 ## Results
 
-{_results(reports or [])}
+{_results(results or {}, info)}
 ## Versions
 
 {", ".join(f"{name} {number}" for name, number in info.versions.items())}
@@ -84,34 +83,33 @@ plan = Planner(model).plan(frame, goal)  # two (H, W, 3) uint8 pictures
 """
 
 
-def _results(reports: list[dict[str, Any]]) -> str:
-    rows = list(_rows(reports))
-    if not rows:
+def _results(results: Mapping[str, EvaluationResult], info: RunInfo) -> str:
+    chosen = most_complete(results)
+    if not chosen:
         return "Not evaluated yet: `atlas eval` does, and adds a table here.\n"
-    header = "| episodes | condition | success | random actions |\n|---|---|---|---|\n"
-    note = "Success in percent, ± over evaluation seeds; `evaluation/` holds every episode."
-    return f"{header}{''.join(rows)}\n{note}\n"
+    header = "| episodes | condition | success | random actions | replayed actions | file in `evaluation/` |\n"
+    note = "Success in percent, ± over evaluation seeds; the files hold every setting and episode."
+    others = len(results) - len(chosen)
+    if others:
+        kept = f"{others} other{'s' if others > 1 else ''}"
+        note += f" Of each condition the most complete evaluation is shown (most episodes, then the newest); {kept}"
+        note += f" {'are' if others > 1 else 'is'} in the folder."
+    return f"{header}|---|---|---|---|---|---|\n{''.join(_row(one, info) for one in chosen)}\n{note}\n"
 
 
-def _rows(reports: list[dict[str, Any]]) -> Iterator[str]:
-    for report in reports:
-        try:
-            protocol = report["protocol"]
-            success, floor = (
-                _percent(report[policy]) if policy in report else "–" for policy in ("model", "random")
-            )
-            count = protocol["episodes"] * len(protocol["seeds"])
-            where = f"{protocol['part']}, offset {protocol['offset']}, budget {protocol['budget']}"
-        except (KeyError, TypeError) as error:
-            raise UserError(f"evaluation/ holds a file that is no evaluation ({error!r}): remove it") from error
-        yield f"| {count} | {where} | {success} | {floor} |\n"
+def _row(chosen: Chosen, info: RunInfo) -> str:
+    result, protocol = chosen.result, chosen.result.protocol
+    success, floor, ceiling = (_percent(result.policies.get(name)) for name in POLICIES)
+    where = f"{protocol.part}, offset {protocol.offset}, budget {protocol.budget}{result.besides(info.data.hash)}"
+    file = f"`{chosen.name}.json`" + (f" (of {1 + len(chosen.others)})" if chosen.others else "")
+    return f"| {result.model.count} | {where} | {success} | {floor} | {ceiling} | {file} |\n"
 
 
-def _percent(result: dict[str, Any]) -> str:
-    mean, spread = result["success_mean"], result["success_std"]
-    if mean is None:
+def _percent(result: PolicyResult | None) -> str:
+    if result is None or result.success_mean is None:
         return "–"
-    return f"{mean:.1f} ± {spread:.1f}" if len(result["success_by_seed"]) > 1 else f"{mean:.1f}"
+    several = len(result.success_by_seed) > 1
+    return f"{result.success_mean:.1f}" + (f" ± {result.success_std:.1f}" if several else "")
 
 
 def _parameters(weights: Path) -> int:

@@ -149,6 +149,7 @@ def evaluate(
     leave_out_solved: bool = False,
     data: Path | None = None,
     random_floor: bool = True,
+    replay_ceiling: bool = True,
     films: int = 4,
     workers: int | None = None,
     timeout: float = 300,
@@ -156,10 +157,10 @@ def evaluate(
     task: OwnTasks = (),
     search: Annotated[PlanFlags, arg(name="")] = THE_RUNS_OWN,
 ) -> None:
-    """Plan many episodes in the real environment and report success beside the random floor.
+    """Plan many episodes in the real environment and report success beside random and replayed actions.
 
     Start and goal are two rows of one demonstration, `offset` steps apart. Results, settings and every episode
-    are written to RUN/evaluation/*.json.
+    are written to RUN/evaluation/*.json; only a result with the same settings is replaced.
 
     Args:
         run: Run folder.
@@ -171,16 +172,20 @@ def evaluate(
         leave_out_solved: Leave episodes already solved at the start out of the success rates.
         data: Dataset [default: the one the run was trained on].
         random_floor: Also run uniformly random actions.
+        replay_ceiling: Also run the recorded actions of the demonstration, from the start to the goal.
         films: Episodes to film, from the one with the longest way to go to the median one.
         workers: Processes that plan and act on a CPU, or hold the environments beside a GPU [default: one for each
             core].
         timeout: Seconds an environment may take to start an episode, or for the steps of one plan; 0: any time. An
             episode that takes longer, or whose environment fails, is recorded with its error and counts as failed.
         device: auto, cpu, cuda, cuda:N or mps.
-        task: Your own task, as module:Class, if the run is of one (docs/own-data.md).
+        task: The task to evaluate on, as module:Class: your own, if the run is of one (docs/own-data.md), or
+            another one than it was trained on [default: the run's].
         search: How to search.
     """
-    import_tasks(task)
+    given = import_tasks(task)
+    if len(given) > 1:
+        raise UserError(f"a run is evaluated on one --task at a time, not on {', '.join(task)}")
     from atlas_wm.run_folder import read_run
 
     info, _ = read_run(run)
@@ -195,7 +200,9 @@ def evaluate(
         [protocol],
         config,
         data_path=data,
+        task=given[0] if given else None,
         random_floor=random_floor,
+        replay_ceiling=replay_ceiling,
         films=films,
         workers=workers,
         timeout=timeout,
@@ -204,12 +211,12 @@ def evaluate(
         precision=search.precision,
     )
     print_results(reports)
-    planned = reports[0]["model"]
+    planned = reports[0].model
     print(
-        f"{planned['plans']} plans, {planned['seconds_per_plan']:.3f} s each; "
-        f"at most {planned['peak_memory'] / 2**30:.2f} GiB"
+        f"{planned.plans} plans, {planned.seconds_per_plan or 0:.3f} s each; "
+        f"at most {(planned.peak_memory or 0) / 2**30:.2f} GiB"
     )
-    print(f"written to {run / 'evaluation' / protocol.name}{config.replanning}.json")
+    print(f"written to {run / 'evaluation' / reports[0].name}.json")
 
 
 def doctor() -> None:

@@ -2,28 +2,49 @@
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from tyro.conf import Positional, arg
 
+from atlas_wm.errors import UserError, short
 from atlas_wm.recipes import get_recipe
+
+if TYPE_CHECKING:
+    from atlas_wm.tasks import Task
 
 # A run's file does not decide which code runs: a task that is not of this package is named again.
 OwnTasks = Annotated[tuple[str, ...], arg(metavar="TASK [TASK ...]")]
 RunFolder = Positional[Annotated[Path, arg(metavar="RUN")]]
 
 
-def import_tasks(names: Sequence[str]) -> None:
+def import_tasks(names: Sequence[str]) -> "list[Task]":
     """Import the tasks that were named on the command line: what a run's file names is followed only then."""
-    if names:
-        from atlas_wm.tasks import get_task
+    if not names:
+        return []
+    from atlas_wm.tasks import get_task
 
-        for name in names:
-            get_task(name)
+    return [get_task(name) for name in names]
+
+
+def import_tasks_of(runs: Sequence[Path], names: Sequence[str]) -> None:
+    """The same where each must be the task of one of the runs."""
+    tasks = import_tasks(names)
+    if tasks:
+        from atlas_wm.run_folder import read_run
+        from atlas_wm.tasks import task_id
+
+        known = {read_run(run)[0].task for run in runs}
+        for name, task in zip(names, tasks, strict=True):
+            if task_id(task) not in known:
+                raise UserError(
+                    f"no run is of --task {name}, but of {', '.join(sorted(map(short, known)))}: "
+                    f"leave it out (only `atlas eval` runs another task than a model was trained on)"
+                )
 
 
 def bank(run: RunFolder, /, data: Path | None = None, device: str = "auto", task: OwnTasks = ()) -> None:
-    """Give a run that lacks it the bank of training frames that `atlas plan` tells novelty by.
+    """Give a run that lacks them the bank of training frames that `atlas plan` tells novelty by, and the training
+    states that `atlas eval` tells ID from OOD episodes by.
 
     Training and `atlas import` do this themselves. A run of an older version also gets the action bounds that its
     plans are clipped to.
@@ -34,7 +55,7 @@ def bank(run: RunFolder, /, data: Path | None = None, device: str = "auto", task
         device: auto, cpu, cuda, cuda:N or mps.
         task: Your own task, as module:Class, if the run is of one.
     """
-    import_tasks(task)
+    import_tasks_of([run], task)
     from atlas_wm.commands import write_bank
 
     print(write_bank(run, data, device))

@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 
 from tyro.conf import Positional, arg
 
-from atlas_wm.cli_models import OwnTasks, import_tasks
+from atlas_wm.cli_models import OwnTasks, import_tasks_of
 from atlas_wm.errors import UserError
 
 Diagnostic = Literal["all", "probe", "marginal", "rollout", "relational", "regret", "geometry", "cases"]
@@ -48,7 +48,7 @@ def diagnose(
         task: Your own tasks, as module:Class, if runs are of such (docs/own-data.md).
     """
     _check_given(runs, "diagnose")
-    import_tasks(task)
+    import_tasks_of(runs, task)
     from atlas_wm.commands import diagnose_with_progress
 
     diagnose_with_progress(

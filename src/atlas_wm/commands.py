@@ -8,13 +8,14 @@ from typing import Any
 
 from atlas_wm.config import PlanConfig, RunConfig
 from atlas_wm.data.collect import collect
+from atlas_wm.data.states import keep_states
 from atlas_wm.data.training_set import open_training_set
 from atlas_wm.device import pick_device
 from atlas_wm.errors import UserError
 from atlas_wm.evaluate.evaluate import evaluate
-from atlas_wm.evaluate.protocol import Protocol
 from atlas_wm.models.world_model import WorldModel
 from atlas_wm.progress import Bar
+from atlas_wm.results import EvaluationResult, Protocol
 from atlas_wm.run_folder import BANK, NORMALIZER, write_json
 from atlas_wm.tasks import Task, get_task_of
 from atlas_wm.train.loop import Progress, train
@@ -53,7 +54,7 @@ def train_with_progress(config: RunConfig, task: Task, data: Path, out: Path, me
 
 def evaluate_with_progress(
     run: Path, protocols: Sequence[Protocol], plan: PlanConfig | None = None, **options: Any
-) -> list[dict[str, Any]]:
+) -> list[EvaluationResult]:
     with Bar(f"evaluate {run.name}", "episodes") as bar:
 
         def show(done: int, total: int, success: float) -> None:
@@ -63,7 +64,7 @@ def evaluate_with_progress(
 
 
 def write_bank(run: Path, data: Path | None = None, device: str = "auto") -> Path:
-    """The bank that training would have written into the run folder, and action bounds if it has none."""
+    """What training would have written into the run folder: the bank, states for the ID/OOD split, bounds."""
     model = WorldModel.load(run, pick_device(device))
     assert model.run is not None
     ready = open_training_set(data or model.run.data.path, get_task_of(model.run), model.run.config)
@@ -79,6 +80,7 @@ def write_bank(run: Path, data: Path | None = None, device: str = "auto") -> Pat
         bounded = replace(model.normalizer, low=ready.normalizer.low, high=ready.normalizer.high)
         write_json(run / NORMALIZER, bounded.to_dict())
         log.info("action bounds added to %s: its plans are clipped to them unless clip_actions is off", NORMALIZER)
+    keep_states(run, ready.data, model.run)
     return run / BANK
 
 

@@ -380,6 +380,8 @@ def _parse(hint: Any, value: Any, where: str) -> Any:
         if value is None:
             return None
         return _parse(next(a for a in get_args(hint) if a is not type(None)), value, where)
+    if origin in (list, tuple) and get_args(hint)[1:] in ((), (...,)) and isinstance(value, (list, tuple)):
+        return origin(_parse(get_args(hint)[0], v, f"{where}[{i}]") for i, v in enumerate(value))
     if origin is tuple and isinstance(value, (list, tuple)) and len(value) == len(get_args(hint)):
         return tuple(
             _parse(a, v, f"{where}[{i}]") for i, (a, v) in enumerate(zip(get_args(hint), value, strict=True))

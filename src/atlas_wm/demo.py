@@ -14,13 +14,13 @@ from atlas_wm.commands import (
     evaluate_with_progress,
     train_with_progress,
 )
-from atlas_wm.evaluate.protocol import Protocol
 from atlas_wm.recipes import demo
 from atlas_wm.report.films import film_gif, film_strips
 from atlas_wm.report.page import write_report
 from atlas_wm.report.table import markdown, print_results, write_csv
 from atlas_wm.report.training import training_curves
-from atlas_wm.run_folder import read_json
+from atlas_wm.results import FOLDER, POLICIES, EvaluationResult, Protocol, read_results
+from atlas_wm.run_folder import read_run
 from atlas_wm.tasks import get_task
 
 METHODS = ("lewm", "atlas")
@@ -29,6 +29,23 @@ PROTOCOLS = [
     Protocol(offset=25, budget=50, episodes=100, seeds=(42,), part="heldout"),
     Protocol(offset=50, budget=75, episodes=100, seeds=(42,), part="heldout"),
 ]
+
+
+def demo_results(run: Path) -> list[Path] | None:
+    """The files of the demo's own evaluations; None unless all are there. Others may stand beside them."""
+    info, _ = read_run(run)
+    found = []
+    for protocol in PROTOCOLS:
+        wanted = replace(protocol, budget=protocol.steps), info.config.plan, info.data.hash, info.task, POLICIES
+        same = [
+            name
+            for name, r in read_results(run).items()
+            if (r.protocol, r.plan, r.data.hash, r.task, tuple(r.policies)) == wanted
+        ]
+        if not same:
+            return None
+        found.append(run / FOLDER / f"{same[-1]}.json")
+    return found
 
 
 def run_demo(out: Path, seeds: Sequence[int], fresh: bool = False) -> None:
@@ -58,19 +75,19 @@ def run_demo(out: Path, seeds: Sequence[int], fresh: bool = False) -> None:
         say(f"training {method}, seed {seed}")
         train_with_progress(config, task, data, run, method, recipe="demo")
 
-    reports = []
+    files: dict[Path, list[Path]] = {}
     for run in runs.values():
-        files = [run / "evaluation" / f"{p.name}.json" for p in PROTOCOLS]
-        if not all(f.exists() for f in files):
+        known = demo_results(run)
+        if known is None:
             say(f"planning {sum(p.episodes for p in PROTOCOLS)} held-out episodes with {run.name}")
-            evaluate_with_progress(run, PROTOCOLS)
-        reports += [read_json(f) for f in files]
+            known = [run / FOLDER / f"{r.name}.json" for r in evaluate_with_progress(run, PROTOCOLS)]
+        files[run] = known
+    reports = [EvaluationResult.read(file) for mine in files.values() for file in mine]
 
     pair = [runs[m, seeds[0]] for m in METHODS]
-    far = PROTOCOLS[-1].name
     training_curves(list(runs.values()), out / "curves.png")
-    film_strips(pair, far, out / "films.png")
-    film_gif(runs["atlas", seeds[0]], far, out / "episode.gif")
+    strips = film_strips([files[run][-1] for run in pair], out / "films.png")
+    animation = film_gif(files[pair[-1]][-1], out / "episode.gif")
     write_csv(reports, out / "results.csv")
     note = (
         f"{PROTOCOLS[0].episodes} held-out episodes for each condition and run, evaluation seed 42; "
@@ -80,7 +97,9 @@ def run_demo(out: Path, seeds: Sequence[int], fresh: bool = False) -> None:
     (out / "results.md").write_text(markdown(reports) + "\n" + note + "\n")
     print_results(reports)
     say(note)
-    say(f"table {out}/results.md and .csv, curves {out}/curves.png, films {out}/films.png, {out}/episode.gif")
+    say(f"table {out}/results.md and .csv, curves {out}/curves.png")
+    say(strips)
+    say(animation)
     say("diagnosing: when can these models be trusted?")
     diagnose_with_progress(list(runs.values()), ("all",))
     page = write_report(list(runs.values()), out / "report")

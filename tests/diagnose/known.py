@@ -22,6 +22,9 @@ class Walks:
 
     states: np.ndarray  # (R, 2)
 
+    def frames_of(self, rows: np.ndarray) -> Tensor:
+        return torch.from_numpy(self.states[rows])
+
 
 def walks(rows: int = 90, seed: int = 0) -> Walks:
     return Walks(np.random.default_rng(seed).normal(size=(rows, 2)).cumsum(axis=0).astype(np.float32))
@@ -52,11 +55,9 @@ class KnownSubject(Subject):
 
     def __init__(self, model: LinearModel, data: Walks | None = None, simulator=None):
         self.model, self.data, self.simulator = model, data or walks(), simulator
+        self.training = self.data
         self.bank_rows = np.arange(0, len(self.data.states), 3)
         self.info = SimpleNamespace(config=SimpleNamespace(plan=PlanConfig()))
-
-    def rows_frames(self, rows: np.ndarray) -> Tensor:
-        return torch.from_numpy(self.data.states[rows])
 
     def states_frames(self, states: np.ndarray) -> Tensor:
         return torch.from_numpy(states)

@@ -18,7 +18,12 @@ from atlas_wm.run_folder import read_run
 OFFSET = 20
 SETTINGS = QuerySettings(queries=4, candidates=6, offset=OFFSET)
 PROTOCOL = Protocol(OFFSET, budget=32, episodes=10, seeds=(3, 4))
-EVALUATION = f"evaluation/{PROTOCOL.name}.json"
+
+
+def evaluation_of(run: Path) -> Path:
+    """The file of its only evaluation."""
+    (file,) = run.glob("evaluation/*.json")
+    return file
 
 
 def change_json(file: Path, *keys: str, value: object) -> None:

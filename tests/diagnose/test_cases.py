@@ -3,16 +3,19 @@
 import base64
 import io
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
 from PIL import Image
-from run_folders import EVALUATION, OFFSET, PROTOCOL
+from run_folders import OFFSET, PROTOCOL, evaluation_of
 
 from atlas_wm.config import PlanConfig
 from atlas_wm.diagnose.cases import _strip, choose_rows
 from atlas_wm.diagnose.evaluated import evaluated, find_evaluated
 from atlas_wm.errors import UserError
+from made_up_results import episode as made_up_episode
+from made_up_results import evaluation, policy
 
 
 def decoded(episode: dict) -> list[np.ndarray]:
@@ -33,7 +36,7 @@ def shown(task):
 
 def test_filmed_episodes_repeat_what_the_evaluation_recorded(diagnosed, shown):
     """With its planner, which is not the run's: the last frame shows the state that was recorded then."""
-    report = json.loads((diagnosed.evaluated / EVALUATION).read_text())
+    report = json.loads(evaluation_of(diagnosed.evaluated).read_text())
     recorded = {e["row"]: e for e in report["model"]["episodes"]["3"]}
     result = diagnosed.read("evaluated", "cases")["result"]
     assert len(result["episodes"]) == 4 and "note" not in result
@@ -89,27 +92,14 @@ def test_the_steps_that_are_told_are_those_of_the_frames(steps, success, taken):
     assert strip["shown_steps"] == taken
 
 
-def write_evaluation(run, outcomes: dict[int, bool], *, data="d", name="a", novelty=lambda row: 0.0, **protocol):
-    episodes = [
-        {"row": row, "success": success, "steps": 3, "novelty": novelty(row), "last_states": [[0.0]]}
-        for row, success in outcomes.items()
-    ]
-    p = {
-        "offset": 50,
-        "budget": 75,
-        "episodes": len(episodes),
-        "seeds": [7, 8],
-        "part": "all",
-        "leave_out_solved": False,
-    }
-    report = {
-        "protocol": {**p, **protocol},
-        "plan": {**vars(PlanConfig()), "candidates": 77},
-        "data": {"hash": data},
-        "model": {"episodes": {"7": episodes, "8": []}},
-    }
+def write_evaluation(run, outcomes: dict[int, bool], *, data="d", novelty=lambda row: 0.0, **changes) -> None:
+    episodes = [made_up_episode(row, success, novelty=novelty(row)) for row, success in outcomes.items()]
+    result = evaluation(policy({7: episodes, 8: episodes}), data=data, plan=PlanConfig(candidates=77))
+    protocol = {name: changes.pop(name) for name in ("part", "budget", "leave_out_solved") if name in changes}
+    if "offset" in changes:
+        protocol |= {"offset": changes["offset"], "budget": changes.pop("offset") + 25}
     (run / "evaluation").mkdir(parents=True, exist_ok=True)
-    (run / "evaluation" / f"{name}.json").write_text(json.dumps(report))
+    replace(result, protocol=replace(result.protocol, **protocol), **changes).write(run / "evaluation", {})
 
 
 def test_rows_on_which_runs_differ_come_first_then_failures_then_the_others(tmp_path):
@@ -134,19 +124,35 @@ def test_runs_without_a_common_start_cannot_be_set_side_by_side(tmp_path):
 
 
 def test_of_several_evaluations_the_largest_counts_then_the_papers(tmp_path):
-    write_evaluation(tmp_path, {1: True}, name="1 small")
-    write_evaluation(tmp_path, {2: True, 3: True}, name="2 part", part="heldout")
-    write_evaluation(tmp_path, {4: True, 5: True}, name="3 budget", budget=100)
-    write_evaluation(tmp_path, {6: True, 7: True}, name="4 papers")
-    write_evaluation(tmp_path, {8: True, 9: True}, name="5 unsolved", leave_out_solved=True)
-    write_evaluation(tmp_path, {10: True, 11: True, 12: True}, name="6 data", data="other")
-    write_evaluation(tmp_path, {13: True, 14: True, 15: True}, name="7 offset", offset=25)
+    write_evaluation(tmp_path, {1: True})
+    write_evaluation(tmp_path, {2: True, 3: True}, part="heldout")
+    write_evaluation(tmp_path, {4: True, 5: True}, budget=100)
+    write_evaluation(tmp_path, {6: True, 7: True})
+    write_evaluation(tmp_path, {8: True, 9: True}, leave_out_solved=True)
+    write_evaluation(tmp_path, {10: True, 11: True, 12: True}, data="other")
+    write_evaluation(tmp_path, {13: True, 14: True, 15: True}, offset=25)
     found = evaluated(tmp_path, 50, "d")
-    assert [e["row"] for e in found.episodes] == [6, 7]
+    assert [e.row for e in found.episodes] == [6, 7]
     assert (found.seed, found.budget, found.plan.candidates) == (7, 75, 77)
     assert find_evaluated(tmp_path, 33, "d") is None
     with pytest.raises(UserError, match=r"no evaluation at offset 33 .* `atlas eval .* --offset 33`"):
         evaluated(tmp_path, 33, "d")
+
+
+def test_runs_side_by_side_are_seen_in_the_evaluation_that_both_have(tmp_path):
+    """One of them was evaluated again on more episodes since."""
+    one, two = tmp_path / "one", tmp_path / "two"
+    for run in (one, two):
+        write_evaluation(run, {1: True, 2: False})
+    write_evaluation(two, {3: True, 4: True, 5: False})
+    assert choose_rows([one, two], 50, "d") == [2, 1]
+    assert [e.row for e in evaluated(two, 50, "d", [one, two]).episodes] == [1, 2]
+    assert [e.row for e in evaluated(two, 50, "d").episodes] == [3, 4, 5]
+
+
+def test_an_evaluation_on_another_task_is_not_looked_at(tmp_path):
+    write_evaluation(tmp_path, {1: True, 2: True}, task="moved:Moved")
+    assert find_evaluated(tmp_path, 50, "d") is None
 
 
 def test_a_real_evaluation_is_read_with_its_first_seed_and_planner(evaluated_run, data):

@@ -10,11 +10,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from run_folders import EVALUATION, OFFSET, SETTINGS, change_json, change_weights
+import torch
+from run_folders import OFFSET, SETTINGS, change_json, change_weights, evaluation_of
 
 from atlas_wm.data.dataset import EpisodeData
 from atlas_wm.diagnose import diagnose as module
 from atlas_wm.diagnose.diagnose import ALL, DIAGNOSTICS, diagnose
+from atlas_wm.diagnose.subject import Subject
 from atlas_wm.errors import UserError
 
 DOCS = (Path(__file__).parents[2] / "docs" / "diagnostics.md").read_text()
@@ -86,6 +88,20 @@ def test_the_command_says_what_cannot_be_had_and_lists_the_files(diagnosed):
     assert all(Path(file).exists() for file in diagnosed.printed)
 
 
+def test_the_bank_is_of_the_training_data_whatever_is_diagnosed(diagnosed, trained, other_data, data, tmp_path):
+    run = Path(shutil.copytree(trained, tmp_path / "run"))
+    subject = Subject(run, None, other_data, torch.device("cpu"))
+    usual = Subject(run, None, None, torch.device("cpu"))
+    assert subject.data_hash != subject.bank_hash == usual.bank_hash == data.content_hash()
+    assert np.array_equal(subject.bank_rows, usual.bank_rows) and torch.equal(subject.bank.z, usual.bank.z)
+    assert diagnosed.read("evaluated", "geometry")["run"]["bank"] == data.content_hash()
+    change_json(run / "config.json", "data", "path", value="gone.h5")
+    said = []
+    files = diagnose([run], ["geometry", "marginal"], data_path=other_data, device="cpu", say=said.append)
+    assert [file.stem for file in files] == ["marginal"]  # which needs no bank
+    assert "no geometry: what is unusual in" in said[0] and "gone.h5" in said[0]
+
+
 # ---- what is measured again
 
 
@@ -128,7 +144,7 @@ def test_fresh_measures_everything(again):
 def test_other_settings_measure_what_depends_on_them(again, setting):
     if setting == "offset":
         for run in again.runs:
-            change_json(run / EVALUATION, "protocol", "offset", value=OFFSET + 1)
+            change_json(evaluation_of(run), "protocol", "offset", value=OFFSET + 1)
     also = {"offset": WITH_EVALUATION, "seed": {"marginal", "geometry"}}.get(setting, set())
     changed = replace(SETTINGS, **{setting: getattr(SETTINGS, setting) + 1})
     assert again(changed) == SHARED | also
@@ -143,11 +159,11 @@ def test_other_weights_are_measured_anew_whatever_the_time_of_the_file(again):
 
 
 def test_another_evaluation_is_looked_at_again(again):
-    report = json.loads((again.runs[0] / EVALUATION).read_text())
+    report = json.loads(evaluation_of(again.runs[0]).read_text())
     report["model"]["episodes"]["3"][0]["steps"] += 1
-    (again.runs[0] / EVALUATION).write_text(json.dumps({**report, "seconds": 5}))
+    evaluation_of(again.runs[0]).write_text(json.dumps({**report, "workers": 5}))
     assert again() == WITH_EVALUATION and again() == set()
-    (again.runs[0] / EVALUATION).write_text(json.dumps({**report, "seconds": 6}))
+    evaluation_of(again.runs[0]).write_text(json.dumps({**report, "workers": 6}))
     assert again() == set()
 
 

@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from run_folders import EVALUATION
+from run_folders import evaluation_of
 
 from atlas_wm.diagnose.diagnose import DIAGNOSTICS
 
@@ -16,7 +16,7 @@ def test_all_numbers_of_all_files_are_finite_or_null(diagnosed, run):
 
 def test_a_collapsed_encoder_is_shown_as_one(diagnosed):
     read = {what: diagnosed.read("collapsed", what)["result"] for what in DIAGNOSTICS}
-    assert (diagnosed.collapsed / EVALUATION).exists() and 0 < read["probe"]["failures"] < 10
+    assert evaluation_of(diagnosed.collapsed).exists() and 0 < read["probe"]["failures"] < 10
     z = read["probe"]["representations"]["z"]
     assert (z["auroc"], z["low"], z["high"]) == (0.5, 0.5, 0.5)
     assert read["probe"]["representations"]["oracle"]["auroc"] is not None

@@ -9,17 +9,19 @@ from sklearn.metrics import roc_auc_score
 
 from atlas_wm.diagnose.bootstrap import resamples
 from atlas_wm.diagnose.probe import auroc, probe
+from atlas_wm.results import EpisodeResult
+from made_up_results import episode
 
 
-def episodes(subject: KnownSubject, failures: int = 9, count: int = 24) -> list[dict]:
+def episodes(subject: KnownSubject, failures: int = 9, count: int = 24) -> list[EpisodeResult]:
     """They end far out if they fail, and after one or two steps if they succeed early."""
     rng = np.random.default_rng(3)
     centre = subject.data.states.mean(axis=0)
     return [
-        {
-            "success": number >= failures,
-            "last_states": (centre + rng.normal(0, 20 if number < failures else 8, (1 + number % 3, 2))).tolist(),
-        }
+        episode(
+            success=number >= failures,
+            last_states=(centre + rng.normal(0, 20 if number < failures else 8, (1 + number % 3, 2))).tolist(),
+        )
         for number in range(count)
     ]
 
@@ -65,7 +67,7 @@ def test_scores_are_mean_distances_to_the_nearest_of_the_standardised_bank():
     bank = subject.data.states[subject.bank_rows].astype(np.float64)
     for name, see in seen.items():
         found = result["representations"][name]
-        expected = [score(see(bank), see(np.array(e["last_states"]))) for e in records]
+        expected = [score(see(bank), see(np.array(e.last_states))) for e in records]
         np.testing.assert_allclose(found["scores"], expected, rtol=1e-4)
         assert found["auroc"] == pytest.approx(roc_auc_score(result["failed"], found["scores"]))
 
@@ -77,9 +79,7 @@ def test_only_the_nearest_neighbours_count(monkeypatch):
     bank = subject.data.states[subject.bank_rows]
     result = probe(subject, records)
     for record, found in zip(records, result["representations"]["z"]["scores"], strict=True):
-        gaps = np.linalg.norm(
-            (np.array(record["last_states"])[:, None] - bank) / (bank.std(axis=0) + 1e-6), axis=-1
-        )
+        gaps = np.linalg.norm((np.array(record.last_states)[:, None] - bank) / (bank.std(axis=0) + 1e-6), axis=-1)
         assert found == pytest.approx(np.sort(gaps, axis=1)[:, :4].mean(), rel=1e-4)
 
 

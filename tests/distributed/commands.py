@@ -17,7 +17,15 @@ import torch
 from forked import fork
 from safetensors.torch import save_file
 
-from atlas_wm.config import EncoderConfig, ModelConfig, ObjectiveConfig, PredictorConfig, RunConfig, TrainConfig
+from atlas_wm.config import (
+    EncoderConfig,
+    ModelConfig,
+    ObjectiveConfig,
+    PredictorConfig,
+    RunConfig,
+    TrainConfig,
+    to_dict,
+)
 from atlas_wm.data.dataset import EpisodeData
 from atlas_wm.diagnose import simulate
 from atlas_wm.diagnose.diagnose import diagnose
@@ -89,7 +97,7 @@ def commands(folder: Path) -> None:
     reports = evaluate.evaluate(folder / "run", protocols, films=1, device="cpu")
     settings = QuerySettings(queries=3, candidates=4)
     files = diagnose([folder / "run"], ("marginal", "rollout", "regret"), settings=settings, device="cpu")
-    told = {"reports": reports, "files": [file.name for file in files]}
+    told = {"reports": [to_dict(report) for report in reports], "files": [file.name for file in files]}
     (folder / f"{place().rank}.json").write_text(json.dumps(told))
 
 

@@ -79,7 +79,8 @@ def test_kept_tokens_are_written_by_one_and_read_by_all(out):
 
 def without_times(report):
     """All but how long it took, what memory it took, and in how many processes."""
-    times = ("seconds", "planning_seconds", "seconds_per_plan", "peak_memory", "workers", "processes")
+    times = ("seconds", "wall_seconds", "planning_seconds", "seconds_per_plan", "peak_memory", "written")
+    times += ("workers", "processes")
     if isinstance(report, dict):
         return {k: without_times(v) for k, v in report.items() if k not in times}
     return report

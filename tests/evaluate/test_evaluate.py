@@ -10,9 +10,10 @@ from atlas_wm.data.clips import held_out_episodes
 from atlas_wm.data.dataset import EpisodeData
 from atlas_wm.errors import UserError
 from atlas_wm.evaluate.evaluate import Job, Setup, Worker, evaluate
-from atlas_wm.evaluate.protocol import Protocol, draw_starts
+from atlas_wm.evaluate.protocol import draw_starts
 from atlas_wm.evaluate.rollout import run_episodes
 from atlas_wm.evaluate.stage import Stage
+from atlas_wm.results import EvaluationResult, Protocol, films_path
 from atlas_wm.run_folder import read_run
 
 
@@ -93,15 +94,28 @@ def test_results_are_written_and_the_same_for_any_number_of_workers(run_folder, 
     protocols = [Protocol(25, 30, 7, (3, 4), "heldout"), Protocol(10, None, 5, (3,))]
     one, two = (evaluate(run_folder, protocols, workers=n, films=1, device="cpu") for n in (1, 2))
     for a, b in zip(one, two, strict=True):
-        for policy in ("model", "random"):
-            assert a[policy]["episodes"] == b[policy]["episodes"]
-    on_disk = json.loads((run_folder / "evaluation" / "heldout_offset25_budget30.json").read_text())
-    assert on_disk["model"] == two[0]["model"]
+        assert list(a.policies) == ["model", "random", "replay"]
+        for name in a.policies:
+            assert a.policies[name].episodes == b.policies[name].episodes
+    path = run_folder / "evaluation" / f"{two[0].name}.json"
+    assert path.name.startswith("heldout_offset25_budget30-") and films_path(path).exists()
+    on_disk = json.loads(path.read_text())
     assert on_disk["protocol"] == json.loads(json.dumps({**asdict(protocols[0]), "budget": 30}))
-    episodes = on_disk["model"]["episodes"]["3"]
+    assert EvaluationResult.read(path) == two[0]
+    episodes = two[0].model.episodes["3"]
     assert len(episodes) == 7
-    assert on_disk["model"]["success_by_seed"]["3"] == pytest.approx(
-        100 * np.mean([e["success"] for e in episodes])
-    )
-    assert (run_folder / "evaluation" / "heldout_offset25_budget30.films.npz").exists()
-    assert on_disk["random"]["solved_at_start"] == on_disk["model"]["solved_at_start"]
+    assert two[0].model.success_by_seed["3"] == pytest.approx(100 * np.mean([e.success for e in episodes]))
+    assert two[0].random.solved_at_start == two[0].model.solved_at_start
+    for result in (two[0].random, two[0].replay):
+        assert (result.plans, result.seconds_per_plan, result.planning_seconds) == (0, None, None)
+    assert two[0].model.seconds_per_plan == two[0].model.planning_seconds / two[0].model.plans
+
+
+@pytest.mark.slow
+def test_replayed_actions_reach_every_goal_in_as_many_steps_as_the_demonstration(worker, data):
+    protocol = Protocol(25, 50, 20, (1,))
+    rows = tuple(draw_starts(data, protocol, 1).tolist())
+    records = worker.run(Job("replay", protocol, 1, rows)).records
+    assert all(r.success and r.steps <= 25 and r.plans == 0 for r in records)
+    short = worker.run(Job("replay", Protocol(25, 10, 20, (1,)), 1, rows)).records
+    assert {r.steps for r in short if not r.success} == {10}  # the budget holds for them too

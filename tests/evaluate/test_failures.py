@@ -25,6 +25,7 @@ from atlas_wm.errors import UserError
 from atlas_wm.evaluate import evaluate as evaluate_module
 from atlas_wm.evaluate.evaluate import Job, JobResult, Setup, Worker, evaluate
 from atlas_wm.evaluate.protocol import Protocol, draw_starts
+from atlas_wm.results import PolicyResult, read_results
 from atlas_wm.tasks.tworoom import TwoRoom
 
 PROTOCOL = Protocol(offset=20, budget=25, episodes=6, seeds=(8,))
@@ -95,9 +96,9 @@ def here(setup: Setup, data: EpisodeData, jobs: list[Job], workers: int) -> Iter
     torch.set_num_threads(threads)
 
 
-def one_evaluation(run: Path, stages: str) -> dict:
-    options = {"random_floor": False, "films": 0, "workers": 2, "device": "cpu", "stages": stages, "timeout": 5}
-    return evaluate(run, [PROTOCOL], **options)[0]["model"]
+def one_evaluation(run: Path, stages: str) -> PolicyResult:
+    options = {"random_floor": False, "replay_ceiling": False, "films": 0, "workers": 2, "device": "cpu"}
+    return evaluate(run, [PROTOCOL], stages=stages, timeout=5, **options)[0].model
 
 
 @pytest.mark.slow
@@ -108,24 +109,25 @@ def test_failing_episodes_are_recorded_and_the_others_are_as_they_would_be(
     with monkeypatch.context() as patch:
         patch.setattr(evaluate_module, "run_in_workers", here)
         undisturbed = one_evaluation(run, "local")
-    assert undisturbed["errors"] == 0
+    assert undisturbed.errors == 0
     data = EpisodeData(dataset_path, Moody(), 32, 5)
     rows = draw_starts(data, PROTOCOL, 8).tolist()
     sad = dict(zip(rows[1:], moods, strict=False))
     monkeypatch.setenv("MOODS", json.dumps({str(data.states[row].tolist()): mood for row, mood in sad.items()}))
     result = one_evaluation(run, stages)
-    assert json.loads((run / "evaluation" / f"{PROTOCOL.name}.json").read_text())["model"] == result
-    assert result["errors"] == len(moods)
-    for before, after in zip(undisturbed["episodes"]["8"], result["episodes"]["8"], strict=True):
-        mood = sad.get(after["row"])
+    (stored,) = read_results(run).values()  # the settings are the same: the first result is replaced
+    assert stored.model == result
+    assert result.errors == len(moods)
+    for before, after in zip(undisturbed.episodes["8"], result.episodes["8"], strict=True):
+        mood = sad.get(after.row)
         if mood is None:
             assert after == before
         else:
-            assert (after["row"], after["success"]) == (before["row"], False)
-            assert after["error"].startswith(ERRORS[mood])
-            assert ("test_failures.py:" in after["error"]) == (mood == "raise")  # where in the user's own code
-    share = np.mean([e["success"] for e in result["episodes"]["8"]])
-    assert result["success_mean"] == pytest.approx(100 * share)  # of all episodes, the failed ones included
+            assert (after.row, after.success) == (before.row, False)
+            assert after.error.startswith(ERRORS[mood])
+            assert ("test_failures.py:" in after.error) == (mood == "raise")  # where in the user's own code
+    share = np.mean([e.success for e in result.episodes["8"]])
+    assert result.success_mean == pytest.approx(100 * share)  # of all episodes, the failed ones included
     found = find_evaluated(run, 20, data.content_hash())
     assert len(found.episodes) == 6 - len(moods)  # what an environment failed over says nothing about the model
 

@@ -82,6 +82,6 @@ def test_results_are_the_same_from_three_worker_processes(run_folder, tmp_path, 
     folder = shutil.copytree(run_folder, tmp_path / "run")
     (report,) = evaluate(folder, [PROTOCOL], workers=3, films=0, device="cpu")
     for policy, records in together.items():
-        written = report[policy]["episodes"]["8"]
-        assert [e["row"] for e in written] == list(records)
-        assert all({**e, **asdict(records[e["row"]])} == e for e in written)
+        written = report.policies[policy].episodes["8"]
+        assert [e.row for e in written] == list(records)
+        assert all({**asdict(e), **asdict(records[e.row])} == asdict(e) for e in written)

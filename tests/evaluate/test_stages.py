@@ -69,7 +69,7 @@ def test_records_and_films_are_the_same_from_any_number_of_stage_processes(setup
     with closing(Worker(setup, processes)) as worker:
         for size in (1, 3, 16):
             assert merged([worker.run(job) for job in jobs(rows, size)]) == local, size
-    assert {record.plans for policy, record in local[0]} == {1, 2} and len(local[1]) == 4
+    assert {record.plans for policy, record in local[0] if policy == "model"} == {1, 2} and len(local[1]) == 4
 
 
 @pytest.mark.slow
@@ -80,9 +80,9 @@ def test_reports_are_the_same_from_worker_and_from_stage_processes(setup, run_fo
         evaluate(folder, [protocol], workers=2, films=1, device="cpu", stages=where)[0]
         for where in ("local", "remote")
     )
-    assert (workers["stages"], stages["stages"], stages["workers"]) == ("local", "remote", 2)
-    for policy in ("model", "random"):
-        assert workers[policy]["episodes"] == stages[policy]["episodes"]
+    assert (workers.stages, stages.stages, stages.workers) == ("local", "remote", 2)
+    for policy in ("model", "random", "replay"):
+        assert workers.policies[policy].episodes == stages.policies[policy].episodes
 
 
 class Counting(gym.Wrapper):

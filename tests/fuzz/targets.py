@@ -15,6 +15,7 @@ from atlas_wm.config import EncoderConfig, ModelConfig, PredictorConfig
 from atlas_wm.convert.lewm import read_checkpoint, to_lewm
 from atlas_wm.convert.lewm_config import sizes
 from atlas_wm.data.dataset import EpisodeData, check_card
+from atlas_wm.data.states import TrainingStates
 from atlas_wm.data.training_set import open_training_set
 from atlas_wm.diagnose.evaluated import find_evaluated
 from atlas_wm.errors import UserError
@@ -23,7 +24,7 @@ from atlas_wm.recipes import demo
 from atlas_wm.report.page import SECTIONS, headlines, write_report
 from atlas_wm.report.runs import read_study
 from atlas_wm.report.section import data_warnings
-from atlas_wm.run_folder import DataInfo, RunInfo
+from atlas_wm.run_folder import DataInfo, RunInfo, read_run
 from atlas_wm.tasks import get_task, get_task_of
 
 EVIL = "from pathlib import Path\nPath('escaped').touch()\n"  # would leave a trace where it is imported
@@ -46,12 +47,9 @@ def make_valid(folder: Path) -> None:
     model.run = RunInfo("tworoom", "atlas", "demo", 2, config, data, "cpu")
     model.remember([torch.zeros(60, 3, 32, 32, dtype=torch.uint8).random_(256)])
     model.save_pretrained(folder / "run")
+    TrainingStates(np.zeros((60, 2), np.float32), ("state",), data.hash).write(folder / "run")
     make_run(folder / "made_up", "atlas", seeds=(42, 43))
     evaluation = json.loads((folder / "made_up/evaluation/all_offset50_budget75.json").read_text())
-    for seed, episodes in evaluation["model"]["episodes"].items():
-        evaluation["model"]["episodes"][seed] = [
-            {**e, "steps": 3, "novelty": 0.5, "last_states": [[1.0, 2.0]], "error": None} for e in episodes
-        ]
     evaluation["plan"] = {"candidates": 20, "iterations": 2, "elites": 4}
     evaluation["data"] = {"path": "tworoom.h5", "hash": "0" * 16}
     (folder / "made_up/evaluation/all_offset50_budget75.json").write_text(json.dumps(evaluation))
@@ -69,6 +67,10 @@ def make_valid(folder: Path) -> None:
     small = WorldModel(ModelConfig(encoder, predictor, latent=16, hidden=16, action_hidden=16), 2)
     torch.save(to_lewm(small.state_dict()), folder / "weights.pt")
     (folder / "evil.py").write_text(EVIL)
+
+
+def read_states(folder: Path) -> None:
+    TrainingStates.read(folder / "run", read_run(folder / "run")[0])
 
 
 def load_run(folder: Path) -> None:
@@ -109,6 +111,7 @@ TARGETS = {
     "normalizer": Target("run/normalizer.json", hostile_json, load_run),
     "weights": Target("run/model.safetensors", hostile_safetensors, load_run),
     "bank": Target("run/bank.safetensors", hostile_safetensors, load_run),
+    "states": Target("run/states.safetensors", hostile_safetensors, read_states),
     "report config": Target("made_up/config.json", hostile_json, read_report),
     "report evaluation": Target("made_up/evaluation/all_offset50_budget75.json", hostile_json, read_report),
     "report metrics": Target("made_up/metrics.csv", changed_bytes, read_report),

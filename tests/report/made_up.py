@@ -10,6 +10,10 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
+from atlas_wm.config import to_dict
+from atlas_wm.results import PolicyResult
+from made_up_results import episode, evaluation, policy
+
 REPRESENTATIONS = ("L3", "L6", "L9", "patch", "cls", "z", "oracle")
 QUALITY = {"atlas": 1.0, "wemreg": 0.75, "lewm+ood": 0.7, "lewm": 0.45}
 OBJECTIVES = {
@@ -120,57 +124,26 @@ def _write_metrics(path: Path, method: str, rng: np.random.Generator) -> None:
 def _evaluation(
     run: dict[str, Any], offset: int, good: float, seeds: tuple[int, ...], rng: np.random.Generator
 ) -> dict[str, Any]:
-    def outcome(share_id: float, share_ood: float) -> dict[str, Any]:
+    def outcome(share_id: float, share_ood: float, planned: bool = False) -> PolicyResult:
         halves = {"id": share_id, "ood": share_ood}
-        by_seed = {
-            h: {str(s): float(np.clip(round(p + rng.normal(0, 2.5)), 0, 100)) for s in seeds}
-            for h, p in halves.items()
+        rates: dict[str, dict[int, float]] = {
+            h: {s: float(np.clip(round(p + rng.normal(0, 2.5)), 0, 100)) for s in seeds} for h, p in halves.items()
         }
-        every = {s: (by_seed["id"][s] + by_seed["ood"][s]) / 2 for s in by_seed["id"]}
-        summary: dict[str, Any] = {}
-        for name, rates in (("success", every), ("success_id", by_seed["id"]), ("success_ood", by_seed["ood"])):
-            known = list(rates.values())
-            summary |= {
-                f"{name}_mean": float(np.mean(known)),
-                f"{name}_std": float(np.std(known)),
-                f"{name}_by_seed": rates,
-            }
-        return {
-            **summary,
-            "solved_at_start": 3.0,
-            "success_without_solved": 50.0,
-            "plans": 600,
-            "seconds": 150.0,
-            "episodes": {str(s): [{"row": 7, "success": True}] * 4 for s in seeds},
-        }
+        rates[""] = {s: (rates["id"][s] + rates["ood"][s]) / 2 for s in seeds}
+        return policy({s: [episode()] * 4 for s in seeds}, rates, planned, solved_at_start=3.0)
 
     far = (offset - 25) / 25
-    return {
-        "task": run["task"],
-        "method": run["method"],
-        "recipe": run["recipe"],
-        "protocol": {
-            "offset": offset,
-            "budget": offset + 25,
-            "episodes": 200,
-            "seeds": list(seeds),
-            "part": "all",
-            "leave_out_solved": False,
-        },
-        "plan": {
-            "candidates": 300,
-            "iterations": 30,
-            "elites": 30,
-            "horizon": 5,
-            "execute": 5,
-            "candidate_chunk": None,
-        },
-        "data": {"path": "data/tworoom.lance", "hash": run["data"]},
-        "device": "cuda",
-        "versions": VERSIONS,
-        "model": outcome(100 - (28 * far + 6) * (1.6 - good), 97 - (55 * far + 8) * (1.6 - good)),
-        "random": outcome(34 - 24 * far, 31 - 26 * far),
-    }
+    result = evaluation(
+        outcome(100 - (28 * far + 6) * (1.6 - good), 97 - (55 * far + 8) * (1.6 - good), planned=True),
+        outcome(34 - 24 * far, 31 - 26 * far),
+        outcome(100, 100),
+        offset=offset,
+        data=run["data"],
+        task=run["task"],
+        trained_task=run["task"],
+        method=run["method"],
+    )
+    return to_dict(result)
 
 
 def _results(good: float, rng: np.random.Generator) -> dict[str, dict[str, Any]]:

@@ -13,6 +13,8 @@ from PIL import Image
 from atlas_wm.cli import main
 from atlas_wm.errors import UserError
 from atlas_wm.report.page import write_report
+from atlas_wm.report.runs import read_study
+from made_up_results import episode, evaluation, policy
 
 SECTIONS = {
     "summary", "success", "ablation", "probe", "geometry", "marginal", "rollout", "relational", "regret", "cases",
@@ -134,6 +136,41 @@ def test_training_seeds_are_one_method_and_say_how_many(tmp_path):
     ]
     assert "ATLAS (3 runs)" in page.sections["summary"]
     assert f"{sum(rates) / 3:.1f} %" in page.sections["summary"]
+
+
+def test_the_floor_and_the_ceiling_stand_beside_the_methods(four, page):
+    for section in ("summary", "success"):
+        assert "Random actions" in page.sections[section] and "Replayed actions" in page.sections[section]
+    rows = list(csv.DictReader((four[0].parent / "report/tables/success.csv").open()))
+    assert {r["seconds_per_plan"] for r in rows if r["policy"] in ("Random actions", "Replayed actions")} == {""}
+    assert {r["seconds_per_plan"] for r in rows if r["policy"] == "ATLAS"} == {"0.5"}
+
+
+def test_of_several_evaluations_the_page_shows_the_most_complete_and_says_which(tmp_path):
+    run = make_run(tmp_path / "run", "atlas")
+    (large,) = run.glob("evaluation/*offset50*.json")
+    few = {7: [episode(success=False)]}
+    small = evaluation(policy(few), data=read_study([run]).runs[0].data_hash, written="2030-01-01T00:00:00+00:00")
+    small.write(run / "evaluation", {})
+    elsewhere = evaluation(policy({7: [episode()] * 9}), data="another")
+    elsewhere.write(run / "evaluation", {})
+    page = Page(write_report([run]))
+    mean = json.loads(large.read_text())["model"]["success_mean"]
+    assert f"{mean:.1f}" in page.sections["summary"]
+    said = f"run has 2 evaluations; the most complete is shown, {large.name} (4 episodes for 5 seeds, CEM 300×30×5"
+    assert said in page.sections["success"] and f"Not shown: {small.name}.json." in page.sections["success"]
+    assert "offset 50, budget 75, all episodes, data tworoom.lance (another)" in page.sections["success"]
+    assert large.name in page.sections["settings"] and small.name not in page.sections["settings"]
+
+
+def test_runs_evaluated_on_one_dataset_are_one_condition_whoever_was_trained_on_it(tmp_path):
+    one, other = make_run(tmp_path / "one", "atlas"), make_run(tmp_path / "other", "lewm", data="0123456789abcdef")
+    hash_ = read_study([one]).runs[0].data_hash
+    evaluation(policy({7: [episode()] * 9}), data=hash_, method="lewm").write(other / "evaluation", {})
+    study = read_study([one, other])
+    shared = [name for name in study.runs[0].evaluations if name in study.runs[1].evaluations]
+    assert f"all_offset50_budget75 on {hash_}" in shared and "all_offset25_budget50" in shared
+    assert "all_offset50_budget75 on 0123456789abcdef" in study.runs[1].evaluations
 
 
 def test_missing_damaged_and_null_pieces_are_named(tmp_path):

@@ -1,75 +1,123 @@
 """Tables and pictures from what a run left on disk."""
 
 import csv
+import json
+from pathlib import Path
 
 import numpy as np
 import pytest
+from made_up import make_run
 from PIL import Image
 
-from atlas_wm.report.films import film_gif, film_strips
+from atlas_wm.evaluate.evaluate import evaluate
+from atlas_wm.report import films as films_module
+from atlas_wm.report.films import film_gif, film_strips, read_films
+from atlas_wm.report.page_table import Table
+from atlas_wm.report.runs import read_study
 from atlas_wm.report.table import markdown, success_rows, write_csv
-from atlas_wm.report.training import training_curves
+from atlas_wm.report.training import settings_section, training_curves
+from atlas_wm.results import EvaluationResult, PolicyResult, Protocol, films_path
+from atlas_wm.run_folder import write_json
+from made_up_results import episode, evaluation, policy
 
 
-def result(rates: dict[str, float], solved: float = 10.0) -> dict:
-    return {
-        "success_mean": float(np.mean(list(rates.values()))),
-        "success_by_seed": rates,
-        "solved_at_start": solved,
-        "plans": 4,
-        "seconds": 2.0,
-        "episodes": {seed: [{}] * 5 for seed in rates},
-    }
+def outcome(rates: dict[int, float], planned: bool = True) -> PolicyResult:
+    return policy({seed: [episode()] * 5 for seed in rates}, dict.fromkeys(("", "id", "ood"), rates), planned)
 
 
-def report(method: str, offset: int, rates: dict[str, float], floor: float = 20.0) -> dict:
-    return {
-        "method": method,
-        "protocol": {"offset": offset, "budget": offset + 25},
-        "model": result(rates),
-        "random": result(dict.fromkeys(rates, floor)),
-    }
+def report(method: str, offset: int, rates: dict[int, float]) -> EvaluationResult:
+    floor, ceiling = (outcome(dict.fromkeys(rates, value), planned=False) for value in (20.0, 99.0))
+    return evaluation(outcome(rates), floor, ceiling, method=method, offset=offset)
 
 
 def test_the_spread_is_over_runs_where_there_are_several():
-    rows = success_rows(
-        [report("atlas", 50, {"42": 90.0, "43": 80.0}), report("atlas", 50, {"42": 100.0, "43": 90.0})]
-    )
+    rows = success_rows([report("atlas", 50, {42: 90.0, 43: 80.0}), report("atlas", 50, {42: 100.0, 43: 90.0})])
     atlas = next(r for r in rows if r["policy"] == "ATLAS")
     assert (atlas["success_percent"], atlas["std"], atlas["std_over"], atlas["episodes"]) == (90.0, 5.0, "runs", 20)
-    alone = success_rows([report("atlas", 50, {"42": 90.0, "43": 80.0})])[-1]
+    (alone,) = (r for r in success_rows([report("atlas", 50, {42: 90.0, 43: 80.0})]) if r["policy"] == "ATLAS")
     assert (alone["success_percent"], alone["std"], alone["std_over"]) == (85.0, 5.0, "evaluation seeds")
-    assert alone["seconds_per_plan"] == 0.5
+
+
+def test_seconds_per_plan_is_planning_time_of_what_plans(tmp_path):
+    """Not the wall time, which here is 100 s, and nothing for actions that nobody planned."""
+    rows = {r["policy"]: r for r in success_rows([report("atlas", 50, {42: 90.0, 43: 80.0})])}
+    assert {name: row["seconds_per_plan"] for name, row in rows.items()} == {
+        "Random actions": None,
+        "ATLAS": 0.5,
+        "Replayed actions": None,
+    }
+    run = make_run(tmp_path / "run", "atlas", seeds=(42,))
+    facts = next(
+        row
+        for table in settings_section(read_study([run])).blocks
+        if isinstance(table, Table)
+        for row in table.rows
+        if row[0] == "seconds a plan"
+    )
+    assert facts[1] == "0.5, 0.5"  # of its two conditions
 
 
 def test_the_table_has_a_line_for_each_policy_and_a_column_for_each_condition(tmp_path):
     reports = [
-        report("lewm", 25, {"42": 90.0}),
-        report("atlas", 25, {"42": 99.0}),
-        report("atlas", 50, {"42": 95.0}),
+        report("lewm", 25, {42: 90.0}),
+        report("atlas", 25, {42: 99.0}),
+        report("atlas", 50, {42: 95.0}),
     ]
     lines = markdown(reports).splitlines()
-    assert lines[0] == "| success | offset 25, budget 50 | offset 50, budget 75 |"
+    assert lines[0] == "| success | episodes | offset 25, budget 50 | offset 50, budget 75 |"
     assert lines[2:] == [
-        "| Random actions | 20.0 % | 20.0 % |",
-        "| LeWM | 90.0 % | – |",
-        "| ATLAS | 99.0 % | 95.0 % |",
-        "| already solved at the start | 10.0 % | 10.0 % |",
+        "| Random actions | 5 | 20.0 % | 20.0 % |",
+        "| LeWM | 5 | 90.0 % | – |",
+        "| ATLAS | 5 | 99.0 % | 95.0 % |",
+        "| Replayed actions | 5 | 99.0 % | 99.0 % |",
+        "| already solved at the start |  | 10.0 % | 10.0 % |",
     ]
     write_csv(reports, tmp_path / "r.csv")
     assert [r["success_percent"] for r in csv.DictReader((tmp_path / "r.csv").open())][1] == "90.0"
 
 
-@pytest.mark.slow
-def test_pictures_are_made_from_a_run(run_folder, tmp_path):
-    from atlas_wm.evaluate.evaluate import evaluate
-    from atlas_wm.evaluate.protocol import Protocol
+@pytest.fixture(scope="module")
+def filmed(run_folder) -> Path:
+    """An evaluation with two films."""
+    options = {"films": 2, "random_floor": False, "replay_ceiling": False, "workers": 1, "device": "cpu"}
+    (result,) = evaluate(run_folder, [Protocol(20, 30, 4, (9,))], **options)
+    return run_folder / "evaluation" / f"{result.name}.json"
 
-    protocol = Protocol(20, 30, 4, (9,))
-    evaluate(run_folder, [protocol], films=2, random_floor=False, workers=1, device="cpu")
+
+@pytest.mark.slow
+def test_pictures_are_made_from_a_run(filmed, run_folder, tmp_path):
     training_curves([run_folder], tmp_path / "curves.png")
-    film_strips([run_folder, run_folder], protocol.name, tmp_path / "films.png")
-    film_gif(run_folder, protocol.name, tmp_path / "episode.gif")
+    assert "2 of the 2 episodes" in film_strips([filmed] * 2, tmp_path / "films.png")
+    film_gif(filmed, tmp_path / "episode.gif")
     for name in ("curves.png", "films.png"):
         assert np.asarray(Image.open(tmp_path / name)).std() > 5  # not blank
     assert Image.open(tmp_path / "episode.gif").n_frames >= 2
+
+
+@pytest.mark.slow
+def test_films_of_other_episodes_are_left_out_or_their_absence_is_explained(filmed, tmp_path):
+    ours = read_films(filmed)
+    other = tmp_path / "evaluation" / filmed.name
+    write_json(other, json.loads(filmed.read_text()))
+    row, film = next(iter(ours.items()))
+    np.savez(films_path(other), **{f"row{row}": film})
+    assert "1 of the 1 episodes" in film_strips([filmed, other], tmp_path / "films.png")
+    np.savez(films_path(other), **{f"row{1 + max(ours)}": film})
+    said = film_strips([filmed, other], tmp_path / "films.png")
+    assert "no start row that all runs were filmed from" in said and not (tmp_path / "films.png").exists()
+
+
+@pytest.mark.slow
+def test_captions_tell_the_steps_at_which_frames_were_taken(filmed, monkeypatch, tmp_path):
+    """Whatever the model's frameskip: of a film that was taken every 7 steps, they are multiples of 7."""
+    drawn = []
+    monkeypatch.setattr(films_module, "strips_panel", lambda title, strips: drawn.extend(strips))
+    monkeypatch.setattr(films_module.Figure, "write", lambda *_: None)
+    file = tmp_path / "evaluation" / filmed.name
+    for every in (5, 7):
+        write_json(file, {**json.loads(filmed.read_text()), "film_every": every})
+        film = np.zeros((30 // every + 2 + bool(30 % every), 8, 8, 3), np.uint8)
+        (row,) = [e["row"] for e in json.loads(file.read_text())["model"]["episodes"]["9"] if e["steps"] == 30][:1]
+        np.savez(films_path(file), **{f"row{row}": film})
+        film_strips([file], tmp_path / "films.png", columns=20)
+        assert drawn[-1].shown_steps == sorted({*range(0, 31, every), 30})

@@ -15,7 +15,8 @@ from atlas_wm.diagnose.subject import Subject
 from atlas_wm.errors import UserError
 from atlas_wm.evaluate.rollout import planning_policy, run_episodes
 from atlas_wm.evaluate.stage import FILM_EVERY, Stage
-from atlas_wm.plan.planner import Planner
+from atlas_wm.plan.planner import Planner, dtype_of
+from atlas_wm.results import film_steps
 
 SHOWN = 7  # frames of a strip, besides the goal
 
@@ -25,23 +26,23 @@ def choose_rows(runs: Sequence[Path], offset: int, data: str, count: int = 4) ->
 
     First those on which they differ, then failures, then the others; within each kind the most unusual first.
     """
-    found = [find_evaluated(run, offset, data) for run in runs]
-    by_run = [{e["row"]: e for e in one.episodes} for one in found if one is not None]
+    found = [find_evaluated(run, offset, data, runs) for run in runs]
+    by_run = [{e.row: e for e in one.episodes} for one in found if one is not None]
     common = set(by_run[0]).intersection(*by_run)
     if not common:
         raise UserError("the runs were evaluated from different starts: evaluate them with the same --seeds")
 
     def kind(row: int) -> tuple[int, float, int]:
-        outcomes = [episodes[row]["success"] for episodes in by_run]
-        return (0 if len(set(outcomes)) > 1 else 2 if all(outcomes) else 1), -by_run[0][row]["novelty"], row
+        outcomes = [episodes[row].success for episodes in by_run]
+        return (0 if len(set(outcomes)) > 1 else 2 if all(outcomes) else 1), -by_run[0][row].novelty, row
 
     return sorted(common, key=kind)[:count]
 
 
 def cases(subject: Subject, evaluation: Evaluated, rows: Sequence[int], offset: int) -> dict[str, Any]:
     """The chosen episodes again, with the evaluation's planner and random streams, filmed."""
-    known = {e["row"]: e for e in evaluation.episodes}
-    planner = Planner(subject.model, evaluation.plan)
+    known = {e.row: e for e in evaluation.episodes}
+    planner = Planner(subject.model, evaluation.plan, plain=evaluation.plain, dtype=dtype_of(evaluation.precision))
     stage = Stage(subject.data.task, subject.data.image_size)
     try:
         with _one_thread():
@@ -61,13 +62,13 @@ def cases(subject: Subject, evaluation: Evaluated, rows: Sequence[int], offset: 
             "row": record.row,
             "success": record.success,
             "steps": record.steps,
-            "novelty": known[record.row]["novelty"],
+            "novelty": known[record.row].novelty,
             **_strip(films[record.row], record.steps),
         }
         for record in records
     ]
     result: dict[str, Any] = {"episodes": episodes}
-    alike = [(r.success, r.steps) == (known[r.row]["success"], known[r.row]["steps"]) for r in records]
+    alike = [(r.success, r.steps) == (known[r.row].success, known[r.row].steps) for r in records]
     if not all(alike):
         result["note"] = (
             f"{alike.count(False)} of the episodes went otherwise than when they were evaluated: "
@@ -89,7 +90,7 @@ def _one_thread() -> Iterator[None]:
 
 def _strip(film: np.ndarray, steps: int) -> dict[str, Any]:
     """A few frames from the first to the last, and the goal."""
-    taken = [*range(0, steps + 1, FILM_EVERY), steps][: len(film) - 1]
+    taken = film_steps(len(film) - 1, steps, FILM_EVERY)
     which = np.unique(np.linspace(0, len(taken) - 1, SHOWN).round().astype(int))
     frames = [film[i] for i in which] + [film[-1]]
     return {"shown_steps": [taken[i] for i in which], "frames": [_png(frame) for frame in frames]}

@@ -68,7 +68,14 @@ class Diagnosis:
     def look_together(self, names: Sequence[str], fresh: bool) -> None:
         """The long part, in several processes: each simulates and looks at some queries, where they are needed."""
         shared = [name for name in names if DIAGNOSTICS[name][0] == ALL]
-        if from_main(is_main() and any(fresh or not is_current(self.file(name), self, name) for name in shared)):
+
+        def needed(name: str) -> bool:
+            try:
+                return fresh or not is_current(self.file(name), self, name)
+            except UserError:  # it is said when its turn comes
+                return False
+
+        if from_main(is_main() and any(map(needed, shared))):
             _ = self._futures
 
     def file(self, name: str) -> Path:
@@ -77,10 +84,10 @@ class Diagnosis:
     @cached_property
     def evaluated(self) -> Evaluated:
         offset, states = self.settings.offset, self.subject.data.states
-        found = evaluated(self.subject.run, offset, self.subject.data_hash)
+        found = evaluated(self.subject.run, offset, self.subject.data_hash, self.runs)
         for e in found.episodes:
-            if e["row"] + offset >= len(states) or any(len(s) != states.shape[1] for s in e["last_states"]):
-                raise UserError(f"the evaluation of {self.subject.run} is not of this dataset: row {e['row']}")
+            if e.row + offset >= len(states) or any(len(s) != states.shape[1] for s in e.last_states):
+                raise UserError(f"the evaluation of {self.subject.run} is not of this dataset: row {e.row}")
         return found
 
     @property
@@ -107,6 +114,8 @@ DIAGNOSTICS: dict[str, tuple[tuple[str, ...], Callable[[Diagnosis], dict[str, An
         lambda d: cases(d.subject, d.evaluated, d.rows, d.settings.offset),
     ),
 }
+
+BESIDE_BANK = {"probe", "rollout", "relational", "regret", "geometry"}  # measured beside training frames
 
 
 @processes()
@@ -179,7 +188,7 @@ def measured(work: Diagnosis, name: str) -> dict[str, Any]:
             "method": info.method,
             "recipe": info.recipe,
             "seed": info.config.train.seed,
-            **made_from(work),
+            **made_from(work, name),
         },
         "settings": settings_of(work, name),
         "queries": work.queries.key if which == ALL else None,
@@ -198,8 +207,10 @@ def finite(value: Any) -> Any:
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
-def made_from(work: Diagnosis) -> dict[str, str]:
-    return {"data": work.subject.data_hash, "weights": work.subject.weights_hash}
+def made_from(work: Diagnosis, name: str) -> dict[str, str | None]:
+    """Hashes: of the data, of the weights, and of the training data that the bank is from, where there is one."""
+    bank = work.subject.bank_hash if name in BESIDE_BANK else None
+    return {"data": work.subject.data_hash, "weights": work.subject.weights_hash, "bank": bank}
 
 
 def settings_of(work: Diagnosis, name: str) -> dict[str, Any]:
@@ -219,5 +230,5 @@ def is_current(file: Path, work: Diagnosis, name: str) -> bool:
         isinstance(stored, dict)
         and stored.get("format") == FORMAT
         and stored.get("settings") == settings_of(work, name)
-        and made_from(work).items() <= stored.get("run", {}).items()
+        and made_from(work, name).items() <= stored.get("run", {}).items()
     )

@@ -2,18 +2,13 @@
 
 import hashlib
 import json
-import math
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
-import numpy as np
-
-from atlas_wm.config import PlanConfig, from_dict
-from atlas_wm.errors import UserError, reason
-from atlas_wm.run_folder import read_json
-
-MOST_BUDGET = 1_000_000  # steps of an episode
+from atlas_wm.config import PlanConfig
+from atlas_wm.errors import UserError
+from atlas_wm.results import EpisodeResult, EvaluationResult, read_results
 
 
 @dataclass(frozen=True)
@@ -23,7 +18,9 @@ class Evaluated:
     seed: int
     budget: int
     plan: PlanConfig
-    episodes: list[dict[str, Any]]  # the records, as evaluation stores them
+    precision: str  # as --precision has it
+    plain: bool
+    episodes: list[EpisodeResult]
 
     @property
     def key(self) -> str:
@@ -31,58 +28,37 @@ class Evaluated:
         return hashlib.sha256(json.dumps(asdict(self), sort_keys=True).encode()).hexdigest()[:16]
 
 
-def find_evaluated(run: Path, offset: int, data: str) -> Evaluated | None:
+def find_evaluated(run: Path, offset: int, data: str, beside: Sequence[Path] = ()) -> Evaluated | None:
     """The first seed of the run's largest evaluation at this offset on the dataset with this hash.
 
-    Among equals the paper's counts: its budget, starts from all episodes, none of them left out.
+    Where runs are compared (``beside``), it is the largest that all of them have. Among equals the paper's counts:
+    its budget, starts from all episodes, none of them left out; then the newest.
     """
-    try:
-        return _find(run, offset, data)
-    except (LookupError, TypeError, ValueError, AttributeError) as error:
-        why = f"{type(error).__name__}: {reason(error)}"
-        raise UserError(f"an evaluation of {run} is damaged ({why}): run `atlas eval {run}` again") from error
-
-
-def _find(run: Path, offset: int, data: str) -> Evaluated | None:
-    reports = [read_json(path) for path in sorted((run / "evaluation").glob("*.json"))]
-    fitting = [r for r in reports if r["protocol"]["offset"] == offset and r["data"]["hash"] == data]
+    fitting = _fitting(run, offset, data)
     if not fitting:
         return None
+    others = [found for other in beside if (found := _fitting(other, offset, data))]
+    shared = [r for r in fitting if all(r.protocol in [o.protocol for o in other] for other in others)]
 
-    def fits(report: dict[str, Any]) -> tuple[int, bool, bool, bool]:
-        p = report["protocol"]
-        return p["episodes"], p["budget"] == offset + 25, p["part"] == "all", not p["leave_out_solved"]
+    def fits(result: EvaluationResult) -> tuple[int, bool, bool, bool, str]:
+        p = result.protocol
+        return p.episodes, p.budget == offset + 25, p.part == "all", not p.leave_out_solved, result.written
 
-    best = max(fitting, key=fits)
-    protocol = best["protocol"]
-    episodes = best["model"]["episodes"][str(protocol["seeds"][0])]
-    if any("last_states" not in e for e in episodes):
-        raise UserError(f"the evaluation of {run} is of an older version: run `atlas eval {run}` again")
-    plan = from_dict(PlanConfig, best["plan"], f"the plan of an evaluation of {run}")
-    seed, budget = protocol["seeds"][0], protocol["budget"]
-    if type(seed) is not int or type(budget) is not int or not 0 < budget <= MOST_BUDGET:
-        raise ValueError(f"seed {seed!r}, budget {budget!r}")
+    best = max(shared or fitting, key=fits)
+    seed = best.protocol.seeds[0]
     # What an environment failed over says nothing about the model.
-    return Evaluated(seed, budget, plan, [_checked(e) for e in episodes if e.get("error") is None])
+    episodes = [e for e in best.model.episodes[str(seed)] if e.error is None]
+    precision = best.precision if best.precision in ("bf16", "float32") else "auto"
+    return Evaluated(seed, best.protocol.steps, best.plan, precision, bool(best.plain), episodes)
 
 
-def _checked(episode: dict[str, Any]) -> dict[str, Any]:
-    """What the diagnostics use is there, and is what it should be."""
-    states = np.asarray(episode["last_states"], np.float64)
-    numbers = (episode["row"], episode["steps"])
-    if (
-        not all(type(n) is int and n >= 0 for n in numbers)
-        or type(episode["success"]) is not bool
-        or not math.isfinite(episode["novelty"])
-        or states.ndim != 2
-        or not np.isfinite(states).all()
-    ):
-        raise ValueError(f"the episode from row {episode['row']!r}")
-    return episode
+def _fitting(run: Path, offset: int, data: str) -> list[EvaluationResult]:
+    results = read_results(run).values()
+    return [r for r in results if r.protocol.offset == offset and r.data.hash == data and r.task == r.trained_task]
 
 
-def evaluated(run: Path, offset: int, data: str) -> Evaluated:
-    found = find_evaluated(run, offset, data)
+def evaluated(run: Path, offset: int, data: str, beside: Sequence[Path] = ()) -> Evaluated:
+    found = find_evaluated(run, offset, data, beside)
     if found is None:
         raise UserError(
             f"{run} has no evaluation at offset {offset} on this dataset: "

@@ -21,7 +21,8 @@ def geometry(subject: Subject, seed: int) -> dict[str, Any]:
     centred = z - z.mean(dim=0)
     _, strength, axes = torch.linalg.svd(centred, full_matrices=False)
     axes = axes[:2] * axes[:2].sum(dim=1).sign().where(axes[:2].sum(dim=1) != 0, torch.ones(2).double())[:, None]
-    states, bank = (torch.from_numpy(subject.data.states[some]) for some in (rows, subject.bank_rows))
+    states = torch.from_numpy(subject.data.states[rows])
+    bank = torch.from_numpy(subject.training.states[subject.bank_rows])
     k = min(NEIGHBOURS, len(bank) - 1)
     novelty = knn_novelty(states, bank, k)
     ranks = percentile(novelty, knn_novelty(bank, bank, k, leave_one_out=True))

@@ -10,21 +10,22 @@ from torch import Tensor
 from atlas_wm.diagnose.bootstrap import interval, resamples
 from atlas_wm.diagnose.subject import Subject
 from atlas_wm.geometry import knn_novelty
+from atlas_wm.results import EpisodeResult
 
 NEIGHBOURS = 50
 
 
-def probe(subject: Subject, episodes: Sequence[dict[str, Any]]) -> dict[str, Any]:
+def probe(subject: Subject, episodes: Sequence[EpisodeResult]) -> dict[str, Any]:
     """The episodes are those of the run's evaluation; their last three states are shown to the model again."""
-    lengths = [len(e["last_states"]) for e in episodes]
-    states = np.concatenate([np.asarray(e["last_states"], subject.data.states.dtype) for e in episodes])
+    lengths = [len(e.last_states) for e in episodes]
+    states = np.concatenate([np.asarray(e.last_states, subject.data.states.dtype) for e in episodes])
     seen, bank = subject.look(subject.states_frames(states), subject.probed_blocks), subject.bank
     named = {
         f"L{block}": (a, b) for block, a, b in zip(subject.probed_blocks, seen.blocks, bank.blocks, strict=True)
     }
     named |= {"patch": (seen.patch, bank.patch), "cls": (seen.cls, bank.cls), "z": (seen.z, bank.z)}
-    named["oracle"] = torch.from_numpy(states), torch.from_numpy(subject.data.states[subject.bank_rows])
-    failed = np.array([not e["success"] for e in episodes])
+    named["oracle"] = torch.from_numpy(states), torch.from_numpy(subject.training.states[subject.bank_rows])
+    failed = np.array([not e.success for e in episodes])
     k = min(NEIGHBOURS, len(subject.bank_rows))
     representations = {}
     for name, (queries, reference) in named.items():

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from atlas_wm.data.dataset import EpisodeData
+from atlas_wm.data.states import training_data, training_rows
 from atlas_wm.diagnose.simulate import Simulator
-from atlas_wm.evaluate.protocol import training_rows
 from atlas_wm.geometry import Scale
 from atlas_wm.models.bank import flat
 from atlas_wm.models.world_model import Features, WorldModel
@@ -53,14 +53,25 @@ class Subject:
         return hashlib.sha256((self.run / WEIGHTS).read_bytes()).hexdigest()[:16]
 
     @cached_property
+    def training(self) -> EpisodeData:
+        """What the bank is from: the data that the run was trained on."""
+        remedy = "put them there again, or diagnose on the training data (--data, if they were moved)"
+        return training_data(self.run, self.info, self.data, remedy)
+
+    @cached_property
+    def bank_hash(self) -> str:
+        return self.training.content_hash()
+
+    @cached_property
     def bank_rows(self) -> np.ndarray:
-        rows = training_rows(self.data, self.info)
+        """Of the training data."""
+        rows = training_rows(self.training, self.info)
         return np.sort(np.random.default_rng(0).choice(rows, min(BANK, len(rows)), replace=False))
 
     @cached_property
     def bank(self) -> Features:
         """What the model makes of the bank's frames."""
-        return self.look(self.rows_frames(self.bank_rows), self.probed_blocks)
+        return self.look(self.training.frames_of(self.bank_rows), self.probed_blocks)
 
     @cached_property
     def latent_scale(self) -> Scale:

@@ -5,11 +5,13 @@ import time
 from collections import deque
 from collections.abc import Callable, Generator, Sequence
 from contextlib import closing
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
+import torch
 
 from atlas_wm.card import write_card
 from atlas_wm.config import PlanConfig
@@ -18,23 +20,24 @@ from atlas_wm.data.render_check import check_rendering
 from atlas_wm.device import peak_memory, pick_device
 from atlas_wm.distributed import from_all, is_main, rank, world_size
 from atlas_wm.errors import UserError
+from atlas_wm.evaluate.novelty import Draws, draw_and_label
 from atlas_wm.evaluate.processes import StageProcesses
-from atlas_wm.evaluate.protocol import Protocol, draw_starts, training_rows
-from atlas_wm.evaluate.rollout import EpisodeRecord, planning_policy, random_policy, run_episodes
-from atlas_wm.evaluate.split import StateBank, ood_labels, path_scores, state_bank
-from atlas_wm.evaluate.stage import Ending, Stage
+from atlas_wm.evaluate.rollout import EpisodeRecord, planning_policy, random_policy, replay_policy, run_episodes
+from atlas_wm.evaluate.stage import FILM_EVERY, Ending, Stage
 from atlas_wm.evaluate.statistics import summarise
 from atlas_wm.launch import own_cores, processes
 from atlas_wm.models.world_model import WorldModel
 from atlas_wm.plan.planner import Planner, dtype_of
-from atlas_wm.run_folder import RunInfo, read_run, writable_folder, write_atomically, write_json, writing
-from atlas_wm.tasks import get_task, get_task_of, task_id
+from atlas_wm.results import FOLDER, EvaluatedData, EvaluationResult, PolicyName, PolicyResult, Protocol
+from atlas_wm.run_folder import RunInfo, read_run, writable_folder
+from atlas_wm.tasks import Task, get_task, get_task_of, task_id
 from atlas_wm.versions import versions
 from atlas_wm.workers import TIMEOUT, Died, Helpers, check_timeout
 
 log = logging.getLogger(__name__)
+Precision = Literal["bf16", "float32"]
 ENOUGH_ERRORS = 20  # episodes: if all of the first ones failed with an error, the others would too
-NEIGHBOURS = 50  # of the k-NN novelty (Appendix idood)
+PRECISIONS: dict[torch.dtype, Precision] = {torch.bfloat16: "bf16", torch.float32: "float32"}
 # On the CPU episodes are planned one by one and processes share the work; a GPU plans many at once.
 EPISODES_PER_JOB = {"cpu": 5, "mps": 20, "cuda": 100}
 
@@ -55,7 +58,7 @@ class Setup:
 
 @dataclass(frozen=True)
 class Job:
-    policy: str  # "model" or "random"
+    policy: PolicyName
     protocol: Protocol
     seed: int
     rows: tuple[int, ...]
@@ -70,6 +73,8 @@ class JobResult:
     seconds: float
     planning_seconds: float
     peak_memory: int  # bytes
+    precision: Precision | None = None  # of the search as it ran; None where nothing was planned
+    plain: bool | None = None
 
 
 class Worker:
@@ -92,22 +97,22 @@ class Worker:
 
     def run(self, job: Job) -> JobResult:
         started, planned = time.perf_counter(), self.planner.seconds
-        plans = job.policy == "model"
-        policy = (
-            planning_policy(self.planner, job.seed) if plans else random_policy(self.stages[0].open(), job.seed)
-        )
+        protocol, plans, budget = job.protocol, job.policy == "model", job.protocol.steps
+        if plans:
+            policy = planning_policy(self.planner, job.seed)
+        elif job.policy == "random":
+            policy = random_policy(self.stages[0].open(), job.seed)
+        else:
+            policy, budget = replay_policy(self.data), min(protocol.offset, budget)
         records, films = run_episodes(
-            self.stages,
-            self.data,
-            policy,
-            job.rows,
-            job.protocol.offset,
-            job.protocol.steps,
-            look=plans,
-            films=job.films,
+            self.stages, self.data, policy, job.rows, protocol.offset, budget, look=plans, films=job.films
         )
         seconds, planning = time.perf_counter() - started, self.planner.seconds - planned
-        return JobResult(job, records, films, seconds, planning, peak_memory(self.planner.device))
+        result = JobResult(job, records, films, seconds, planning, peak_memory(self.planner.device))
+        if not plans:
+            return replace(result, records=[replace(record, plans=0) for record in records])
+        plain = self.planner.plain  # which is in float32 whatever was asked for
+        return replace(result, plain=plain, precision="float32" if plain else PRECISIONS[self.planner.dtype])
 
     def close(self) -> None:
         for stage in self.stages:
@@ -149,8 +154,10 @@ def evaluate(
     protocols: list[Protocol],
     *,
     data_path: str | Path | None = None,
+    task: Task | None = None,
     plan: PlanConfig | None = None,
     random_floor: bool = True,
+    replay_ceiling: bool = True,
     films: int = 4,
     workers: int | None = None,
     timeout: float = TIMEOUT,
@@ -159,9 +166,12 @@ def evaluate(
     precision: str = "auto",
     stages: Literal["auto", "local", "remote"] = "auto",
     on_progress: Callable[[int, int, float], None] = lambda done, total, success: None,
-) -> list[dict[str, Any]]:
-    """Run every condition and write ``evaluation/<condition>.json`` (and films as .npz) into the run folder.
+) -> list[EvaluationResult]:
+    """Run every condition and write ``evaluation/<condition>-<digest>.json`` (and films as .npz) into the run
+    folder. Only a result with the same settings is replaced.
 
+    ``task``: the one to evaluate on, if it is not the one that the run was trained on. ``random_floor``: also run
+    uniformly random actions. ``replay_ceiling``: also run the actions of the demonstrations.
     ``films`` episodes of the first seed are filmed. ``on_progress(done, total, success so far)``. ``stages``:
     ``workers`` processes that plan and act (local: on a CPU), or that act beside this one, which plans (remote:
     on a GPU). ``timeout``: seconds an environment may take to begin an episode, or for the steps of one plan; an
@@ -171,7 +181,7 @@ def evaluate(
     run = Path(run)
     info, _ = read_run(run)
     where = pick_device(device)
-    task = get_task_of(info)
+    task = task or get_task_of(info)
     setup = Setup(
         str(run),
         task_id(task),
@@ -189,24 +199,27 @@ def evaluate(
             f"{data.task.action_size} now: retrain, or evaluate with the task it was trained on"
         )
     check_rendering(data)
-    policies = ("model", "random") if random_floor else ("model",)
-    draws = _draw(data, info, protocols)
+    policies: list[PolicyName] = ["model"]
+    policies += ["random"] if random_floor else []
+    policies += ["replay"] if replay_ceiling else []
+    draws = draw_and_label(run, info, data, protocols)
     jobs = _jobs(data, draws, policies, films, EPISODES_PER_JOB[where.type])
 
-    place = writable_folder(run, "evaluation") if is_main() else run  # said before the work begins
+    place = writable_folder(run, FOLDER) if is_main() else run  # said before the work begins
     remote = stages == "remote" or (stages == "auto" and where.type != "cpu")
     most = min(data.task.most_stages, max(len(j.rows) for j in jobs)) if remote else len(jobs)
     workers = max(1, min(workers or own_cores(), most))
     results = _run(setup, data, jobs, run_beside_stages if remote else run_in_workers, workers, on_progress)
 
-    work = {"stages": "remote" if remote else "local", "workers": workers, "processes": world_size()}
+    work: dict[str, Any] = {"workers": workers, "processes": world_size()}
+    work["stages"] = "remote" if remote else "local"
+    work["written"] = datetime.now(UTC).isoformat(timespec="seconds")
     reports = []
     for protocol in protocols:
         these = [r for r in results if r.job.protocol == protocol]
-        reports.append(_report(info, setup, data, draws, protocol, policies, these) | work)
+        reports.append(_assemble(info, setup, data, draws, protocol, policies, these, **work))
         if is_main():
-            films_of = {f"row{row}": film for r in these for row, film in r.films.items()}
-            _write(place, protocol.name + setup.plan.replanning, reports[-1], films_of)
+            reports[-1].write(place, dict(sorted(film for r in these for film in r.films.items())))
     if is_main():
         try:
             write_card(run)
@@ -215,30 +228,7 @@ def evaluate(
     return reports
 
 
-@dataclass(frozen=True)
-class Draws:
-    """The start rows of every condition and seed, each with its novelty and whether it is OOD."""
-
-    starts: dict[Protocol, dict[int, dict[int, tuple[float, bool]]]]  # protocol → seed → row
-    bank: StateBank
-    neighbours: int
-
-
-def _draw(data: EpisodeData, info: RunInfo, protocols: Sequence[Protocol]) -> Draws:
-    states = data.columns(data.task.novelty_columns)
-    bank = state_bank(states[training_rows(data, info)])
-    neighbours = min(NEIGHBOURS, len(bank.states))
-    starts: dict[Protocol, dict[int, dict[int, tuple[float, bool]]]] = {protocol: {} for protocol in protocols}
-    for protocol in protocols:
-        for seed in protocol.seeds:
-            rows = draw_starts(data, protocol, seed, info)
-            scores = path_scores(states, rows, protocol.offset, bank, k=neighbours)
-            labels = zip(scores.tolist(), ood_labels(scores).tolist(), strict=True)
-            starts[protocol][seed] = dict(zip(rows.tolist(), labels, strict=True))
-    return Draws(starts, bank, neighbours)
-
-
-def _jobs(data: EpisodeData, draws: Draws, policies: Sequence[str], films: int, size: int) -> list[Job]:
+def _jobs(data: EpisodeData, draws: Draws, policies: Sequence[PolicyName], films: int, size: int) -> list[Job]:
     """Whole jobs are dealt out: on a GPU the rounding of a plan depends on its company."""
     jobs, size = [], min(size, data.task.most_at_once)
     for protocol, by_seed in draws.starts.items():
@@ -279,50 +269,57 @@ def _run(
     return [result for part in from_all(found) for result in part]
 
 
-def _report(
+def _assemble(
     info: RunInfo,
     setup: Setup,
     data: EpisodeData,
     draws: Draws,
     protocol: Protocol,
-    policies: Sequence[str],
+    policies: Sequence[PolicyName],
     results: Sequence[JobResult],
-) -> dict[str, Any]:
-    """What the jobs of one condition add up to."""
-    report: dict[str, Any] = {
-        "task": info.task,
-        "method": info.method,
-        "recipe": info.recipe,
-        "protocol": {**asdict(protocol), "budget": protocol.steps},
-        "plan": asdict(setup.plan),
-        "data": {"path": setup.data, "hash": data.content_hash()},
-        "novelty_bank": {"states": len(draws.bank.states), "neighbours": draws.neighbours, "seed": 0},
-        "device": setup.device,
-        "versions": versions(),
+    **work: Any,
+) -> EvaluationResult:
+    """The result of one condition, from the results of its jobs."""
+    used = {r.precision for r in results if r.precision is not None}
+    summaries = {name: _summary(name, protocol, draws, results) for name in policies}
+    return EvaluationResult(
+        task=setup.task,
+        trained_task=info.task,
+        method=info.method,
+        recipe=info.recipe,
+        protocol=replace(protocol, budget=protocol.steps),
+        plan=setup.plan,
+        precision="mixed" if len(used) > 1 else next(iter(used), None),
+        plain=any(r.plain for r in results) if used else None,
+        data=EvaluatedData(setup.data, data.content_hash()),
+        novelty_bank=draws.bank,
+        device=setup.device,
+        film_every=FILM_EVERY,
+        versions=versions(),
+        model=summaries["model"],
+        random=summaries.get("random"),
+        replay=summaries.get("replay"),
+        **work,
+    )
+
+
+def _summary(policy: PolicyName, protocol: Protocol, draws: Draws, results: Sequence[JobResult]) -> PolicyResult:
+    """What the jobs of one condition add up to for one policy."""
+    these = [r for r in results if r.job.policy == policy]
+    records = {
+        seed: sorted((e for r in these if r.job.seed == seed for e in r.records), key=lambda e: e.row)
+        for seed in protocol.seeds
     }
-    for policy in policies:
-        these = [r for r in results if r.job.policy == policy]
-        records = {
-            seed: sorted((e for r in these if r.job.seed == seed for e in r.records), key=lambda e: e.row)
-            for seed in protocol.seeds
+    planning: dict[str, Any] = {}
+    if policy == "model":
+        seconds, plans = sum(r.planning_seconds for r in these), sum(e.plans for r in these for e in r.records)
+        planning = {
+            "planning_seconds": seconds,
+            "seconds_per_plan": seconds / plans if plans else None,
+            "peak_memory": max(r.peak_memory for r in these),
         }
-        report[policy] = summarise(records, draws.starts[protocol], protocol.leave_out_solved)
-        report[policy]["seconds"] = sum(r.seconds for r in these)
-    planning = sum(r.planning_seconds for r in results)
-    report["model"] |= {
-        "planning_seconds": planning,  # with several workers of all of them
-        "seconds_per_plan": planning / max(1, report["model"]["plans"]),
-        "peak_memory": max(r.peak_memory for r in results),
-    }
-    return report
-
-
-def _write(folder: Path, name: str, report: dict[str, Any], films: dict[str, Any]) -> None:
-    with writing(folder):
-        if films:
-            with write_atomically(folder / f"{name}.films.npz") as temporary, temporary.open("wb") as out:
-                np.savez_compressed(out, **films)
-        write_json(folder / f"{name}.json", report)
+    wall_seconds = sum(r.seconds for r in these)
+    return summarise(records, draws.starts[protocol], protocol.leave_out_solved, wall_seconds, **planning)
 
 
 def _worth_filming(data: EpisodeData, protocol: Protocol, rows: list[int], count: int) -> tuple[int, ...]:

@@ -85,6 +85,17 @@ def random_policy(space: Any, seed: int, length: int = 25) -> Policy:
     return act
 
 
+def replay_policy(data: EpisodeData, length: int = 25) -> Policy:
+    """The actions of the demonstration: the ceiling, where a reset restores the whole state. Good for as many steps
+    as there are rows from the start to the goal."""
+
+    def act(episodes: Sequence[Episode]) -> list[np.ndarray]:
+        starts = [e.row + length * e.plans for e in episodes]
+        return [data.actions[start : start + length] for start in starts]
+
+    return act
+
+
 def run_episodes(
     stages: Sequence[Stage | StageProcesses],
     data: EpisodeData,

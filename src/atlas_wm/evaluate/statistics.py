@@ -1,4 +1,4 @@
-"""What the episodes of one condition add up to."""
+"""What the episodes of one policy add up to."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
@@ -7,45 +7,53 @@ from typing import Any
 import numpy as np
 
 from atlas_wm.evaluate.rollout import EpisodeRecord
+from atlas_wm.results import EpisodeResult, PolicyResult
 
-Episodes = dict[str, list[dict[str, Any]]]  # by evaluation seed
+Episodes = dict[str, list[EpisodeResult]]  # by evaluation seed
 
 
 def summarise(
     records: Mapping[int, Sequence[EpisodeRecord]],
-    novelty: dict[int, dict[int, tuple[float, bool]]],
+    novelty: Mapping[int, Mapping[int, tuple[float, bool]]],
     leave_out_solved: bool,
-) -> dict[str, Any]:
+    wall_seconds: float,
+    **planning: Any,
+) -> PolicyResult:
     """Success in percent for each seed and over the seeds, in all and by ID/OOD half, with every record.
 
     An episode that ended with an error did not succeed; ``errors`` says how many did.
 
     records: by evaluation seed. novelty: by evaluation seed, for each start row its score and whether it is OOD.
+    planning: the fields of a policy that plans.
     """
     by_seed: Episodes = {
-        str(seed): [{**asdict(e), "novelty": novelty[seed][e.row][0], "ood": novelty[seed][e.row][1]} for e in mine]
+        str(seed): [
+            EpisodeResult(**asdict(e), novelty=novelty[seed][e.row][0], ood=novelty[seed][e.row][1]) for e in mine
+        ]
         for seed, mine in records.items()
     }
 
-    def counts(episode: dict[str, Any]) -> bool:
-        return not (leave_out_solved and episode["solved_at_start"])
+    def counts(episode: EpisodeResult) -> bool:
+        return not (leave_out_solved and episode.solved_at_start)
 
     episodes = [e for mine in by_seed.values() for e in mine]
-    return {
+    return PolicyResult(
         **_over_seeds("success", by_seed, counts),
-        **_over_seeds("success_id", by_seed, lambda e: counts(e) and not e["ood"]),
-        **_over_seeds("success_ood", by_seed, lambda e: counts(e) and e["ood"]),
-        "solved_at_start": 100 * float(np.mean([e["solved_at_start"] for e in episodes])),
-        "success_without_solved": _percent([e["success"] for e in episodes if not e["solved_at_start"]]),
-        "plans": sum(e["plans"] for e in episodes),
-        "errors": sum(e["error"] is not None for e in episodes),
-        "episodes": by_seed,
-    }
+        **_over_seeds("success_id", by_seed, lambda e: counts(e) and not e.ood),
+        **_over_seeds("success_ood", by_seed, lambda e: counts(e) and e.ood),
+        solved_at_start=100 * float(np.mean([e.solved_at_start for e in episodes])),
+        success_without_solved=_percent([e.success for e in episodes if not e.solved_at_start]),
+        plans=sum(e.plans for e in episodes),
+        errors=sum(e.error is not None for e in episodes),
+        wall_seconds=wall_seconds,
+        episodes=by_seed,
+        **planning,
+    )
 
 
-def _over_seeds(name: str, by_seed: Episodes, counts: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
+def _over_seeds(name: str, by_seed: Episodes, counts: Callable[[EpisodeResult], bool]) -> dict[str, Any]:
     """Mean and standard deviation over the seeds of the success of the episodes that count."""
-    rates = {seed: _percent([e["success"] for e in mine if counts(e)]) for seed, mine in by_seed.items()}
+    rates = {seed: _percent([e.success for e in mine if counts(e)]) for seed, mine in by_seed.items()}
     known = [rate for rate in rates.values() if rate is not None]
     return {
         f"{name}_mean": float(np.mean(known)) if known else None,

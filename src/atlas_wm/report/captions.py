@@ -93,8 +93,9 @@ def success(task_names: dict[str, str]) -> Caption:
         "start and the goal are two moments of one demonstration, “offset” steps apart. Episodes are split at the "
         "median novelty of their demonstration, measured on true states without any model: the ID half (full bars) "
         "stays near what training saw, the OOD half (hatched) goes where data are thin.",
-        "Longer is better. The line on a bar is ± one standard deviation. Grey is the floor: uniformly random "
-        "actions on the same episodes. A method that keeps its OOD bar close to its ID bar is robust to novelty.",
+        "Longer is better. The line on a bar is ± one standard deviation. Grey is what the same "
+        "episodes give without a model: the floor, uniformly random actions, and the ceiling, the actions of the "
+        "demonstration, replayed. A method that keeps its OOD bar close to its ID bar is robust to novelty.",
         "ATLAS is ahead of LeWM on both halves of all three tasks, most of all on TwoRoom's OOD half; DINO-WM, "
         "whose encoder was trained on outside images, leads on TwoRoom."
         + _quoted("ID / OOD success in % at offset 50", paper.ID_OOD, task_names, "{:.1f} / {:.1f}"),

@@ -2,23 +2,26 @@
 
 import base64
 import io
+import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
+from zipfile import BadZipFile
 
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.patches import Rectangle
 from PIL import Image
 
+from atlas_wm.errors import UserError, reason
 from atlas_wm.report import captions
 from atlas_wm.report.look import BAD, GOOD, MUTED, Figure, Panel
 from atlas_wm.report.naming import file_name, method_name, task_name
 from atlas_wm.report.runs import Study
 from atlas_wm.report.section import Section, diagnostic_notices
-from atlas_wm.run_folder import read_json, read_run
+from atlas_wm.results import EvaluationResult, film_rows, film_steps, films_path
 
 MOST_EPISODES = 6
 MOST_FRAMES, MOST_PIXELS = 20, 4096  # of a strip, and a side of each
@@ -110,34 +113,54 @@ def _picture(text: str) -> np.ndarray:
     return np.asarray(picture.convert("RGB"))
 
 
-def film_strips(runs: Sequence[Path], condition: str, path: Path, most: int = 3, columns: int = 9) -> None:
-    """The filmed episodes of an evaluation (``evaluation/*.films.npz``) as one picture."""
-    films = {run: np.load(run / "evaluation" / f"{condition}.films.npz") for run in runs}
+def film_strips(files: Sequence[Path], path: Path, most: int = 3, columns: int = 9) -> str:
+    """The episodes that these evaluations (``RUN/evaluation/*.json``) all have a film of, as one image.
+
+    Returns what it shows, or why there is no image.
+    """
+    found = [(EvaluationResult.read(file), read_films(file)) for file in files]
+    shared = [row for row in found[0][1] if all(row in films for _, films in found)]
+    if not shared:
+        path.unlink(missing_ok=True)
+        each = "; ".join(
+            f"{file}: {', '.join(map(str, films)) or 'none'}" for file, (_, films) in zip(files, found, strict=True)
+        )
+        return f"no {path.name}: there is no start row that all runs were filmed from ({each})"
     panels = []
-    for name in list(films[runs[0]].files)[:most]:
+    for row in shared[:most]:
         strips = []
-        for run in runs:
-            info, film = read_run(run)[0], films[run][name]
-            record = _episodes(run, condition)[int(name.removeprefix("row"))]
+        for result, films in found:
+            film = films[row]
+            record = next(e for mine in result.model.episodes.values() for e in mine if e.row == row)
+            steps = film_steps(len(film) - 1, record.steps, result.film_every)
             shown = np.unique(np.linspace(0, len(film) - 2, columns).round().astype(int))
-            steps = [min(int(i) * info.config.model.frameskip, record["steps"]) for i in shown]
-            label = method_name(info.method)
-            strips.append(
-                Strip(label, record["success"], record["steps"], steps, [film[i] for i in shown], film[-1])
-            )
+            frames = [film[i] for i in shown]
+            label = method_name(result.method)
+            strips.append(Strip(label, record.success, record.steps, [steps[i] for i in shown], frames, film[-1]))
         panels.append(strips_panel("", strips))
     Figure(path.stem, "", panels, captions.CASES, columns=1).write(path.parent)
+    return f"films {path}: {len(panels)} of the {len(shared)} episodes that all runs were filmed in"
 
 
-def _episodes(run: Path, condition: str) -> dict[int, dict[str, Any]]:
-    report = read_json(run / "evaluation" / f"{condition}.json")
-    return {e["row"]: e for records in report["model"]["episodes"].values() for e in records}
+def read_films(file: Path) -> dict[int, np.ndarray]:
+    """The films of an evaluation by start row: (frames, H, W, 3) uint8, the goal last; none is no error."""
+    path = films_path(file)
+    if not path.exists():
+        return {}
+    try:
+        with np.load(path) as stored:
+            return {row: stored[name] for row, name in zip(film_rows(stored.files), stored.files, strict=True)}
+    except (OSError, ValueError, EOFError, BadZipFile, zlib.error) as error:
+        raise UserError(f"{path} is damaged ({reason(error)}): delete it, and run `atlas eval` again") from error
 
 
-def film_gif(run: Path, condition: str, path: Path) -> None:
-    """The first filmed episode of a run as an animation, the goal beside it."""
-    films = np.load(run / "evaluation" / f"{condition}.films.npz")
-    film = films[films.files[0]]
+def film_gif(file: Path, path: Path) -> str:
+    """The first filmed episode of an evaluation as an animation, the goal beside it. Returns what it is."""
+    film = next(iter(read_films(file).values()), None)
+    if film is None:
+        path.unlink(missing_ok=True)
+        return f"no {path.name}: {file} has no films"
     goal, gap = film[-1], np.full((film.shape[1], 8, 3), 200, np.uint8)
     pictures = [Image.fromarray(np.hstack([frame, gap, goal])) for frame in film[:-1]]
     pictures[0].save(path, save_all=True, append_images=pictures[1:], duration=250, loop=0)
+    return f"animation {path}"

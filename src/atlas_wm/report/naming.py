@@ -11,6 +11,7 @@ NAMES = {
     "dino-wm": "DINO-WM",
     "fast-wm": "FAST-WM",
 }
+RANDOM, REPLAY = "Random actions", "Replayed actions"  # the floor and the ceiling
 TASKS = {"tworoom": "TwoRoom", "pusht": "PushT", "cube": "OGBench-Cube"}
 
 

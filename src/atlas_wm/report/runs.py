@@ -13,6 +13,7 @@ from typing import Any
 from atlas_wm.errors import UserError, reason, short
 from atlas_wm.report.look import OTHER_COLOURS, method_colour
 from atlas_wm.report.naming import method_name, task_name
+from atlas_wm.results import FOLDER, Chosen, EvaluationResult, most_complete
 from atlas_wm.run_folder import CONFIG, METRICS, MOST_JSON, MOST_SETTINGS, read_json
 
 Json = dict[str, Any]
@@ -27,7 +28,6 @@ DIAGNOSTICS: dict[str, tuple[str, ...]] = {
     "cases": ("episodes",),
 }
 MOST_NAMES, MOST_NAME, MOST_NUMBER = 2000, 200, 2.0**64  # of one object, of its characters, seeds included
-EVALUATED = ("success_mean", "success_by_seed", "solved_at_start", "plans", "seconds", "episodes")
 
 
 @dataclass
@@ -35,7 +35,7 @@ class Run:
     folder: Path
     config: Json
     metrics: dict[str, tuple[list[float], list[float]]]  # column → (steps, values)
-    evaluations: dict[str, Json]  # by the name of the condition
+    evaluations: dict[str, Chosen]  # by the name of the condition
     diagnostics: dict[str, Json]  # by what they measure
 
     @property
@@ -135,7 +135,7 @@ def _apart_from_seed(run: Run) -> str:
 
 def read_study(folders: Sequence[Path]) -> Study:
     """Every run that can be read; at least one must be."""
-    study = Study([])
+    study, chosen = Study([]), list[list[Chosen]]()
     for folder in dict.fromkeys(folders):
         if not folder.is_dir():
             raise UserError(f"there is no run folder {folder}")
@@ -147,13 +147,41 @@ def read_study(folders: Sequence[Path]) -> Study:
                 folder,
                 config,
                 _read_metrics(folder / METRICS, study.problems),
-                _read_all(folder / "evaluation", _check_evaluation, study.problems),
+                {},
                 _read_all(folder / "diagnostics", _check_diagnostic, study.problems),
             )
         )
+        chosen.append(most_complete(_read_results(folder / FOLDER, study.problems)))
     if not study.runs:
         raise UserError("no run could be read: " + "; ".join(study.problems))
+    _name_conditions(study.runs, chosen)
     return study
+
+
+def _read_results(folder: Path, problems: list[str]) -> dict[str, EvaluationResult]:
+    found = {}
+    for path in sorted(folder.glob("*.json")):
+        try:
+            data = read_json(path)
+            _check_modest(path, data)
+            found[path.stem] = EvaluationResult.parse(data, path)
+        except UserError as error:
+            problems.append(str(error))
+    return found
+
+
+def _name_conditions(runs: Sequence[Run], chosen: Sequence[Sequence[Chosen]]) -> None:
+    """Each run on its own data is one condition, as long as none was evaluated on other data: then each dataset is
+    a condition of its own. Another task than the run's is one too."""
+    both = [(run, one) for run, mine in zip(runs, chosen, strict=True) for one in mine]
+    elsewhere = {(run.task, one.result.condition) for run, one in both if one.result.data.hash != run.data_hash}
+    for run, one in both:
+        result, name = one.result, one.result.condition
+        if (run.task, name) in elsewhere:
+            name += f" on {result.data.hash}"
+        if result.task != run.task:
+            name += f" as {result.task}"
+        run.evaluations[name] = one
 
 
 def _read_all(folder: Path, check: Callable[[Path, Json], None], problems: list[str]) -> dict[str, Json]:
@@ -211,25 +239,6 @@ def _check_config(path: Path, data: Json) -> None:
     _expect(path, data["config"], dict, "train", "objective", "plan", "model")
     _expect(path, {"data": {}} | data, (dict, NoneType), "data")
     _expect(path, {"seed": None} | data["config"]["train"], (int, NoneType), "seed")
-
-
-def _check_evaluation(path: Path, data: Json) -> None:
-    _expect(path, data, str, "method")
-    _expect(path, data, dict, "protocol", "model")
-    protocol = data["protocol"]
-    _expect(path, protocol, int, "offset", "budget", "episodes")
-    _expect(path, protocol, str, "part")
-    _expect(path, protocol, list, "seeds")
-    for policy in {"model", "random"} & set(data):
-        result = data[policy]
-        _expect(path, data, dict, policy)
-        _need(path, result, EVALUATED)
-        _expect(path, result, (int, float), "solved_at_start", "plans", "seconds")
-        _expect(path, result, dict, "episodes", *(key for key in result if key.endswith("_by_seed")))
-        _expect(path, result["episodes"], list, *result["episodes"])
-        for key in ("success", "success_id", "success_ood"):
-            rates = {"mean": result.get(f"{key}_mean"), **result.get(f"{key}_by_seed", {})}
-            _expect(path, rates, (int, float, NoneType), *rates)
 
 
 def _check_diagnostic(path: Path, data: Json) -> None:

@@ -1,24 +1,26 @@
 """Success: the ID/OOD bars and table, the 2×2 ablation, and the sentences at the top of the page."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 
 from matplotlib.axes import Axes
 
 from atlas_wm.report import captions
 from atlas_wm.report.look import ALPHAS, MUTED, Bar, Estimate, Figure, Panel, bars, bars_height
-from atlas_wm.report.naming import NAMES, file_name, task_name
+from atlas_wm.report.naming import NAMES, RANDOM, REPLAY, file_name, task_name
 from atlas_wm.report.page_table import Table
-from atlas_wm.report.runs import Group, Json, Study
+from atlas_wm.report.runs import Group, Run, Study
 from atlas_wm.report.section import Notice, Section, names, per_task, unlike_values
-from atlas_wm.report.table import HALVES, rate, success_row
+from atlas_wm.report.table import HALVES, rate, references, success_row
+from atlas_wm.results import Chosen, EvaluationResult, PolicyResult
 
-RANDOM = "Random actions"
+REFERENCES = (RANDOM, REPLAY)
 ARMS = {"SIGReg": ("lewm", "lewm+ood"), "WEMReg": ("wemreg", "atlas")}  # without and with OOD-recovery
 PARTS = {"heldout": "held-out episodes", "all": "all episodes"}
-Policy = tuple[str, str, float, list[Json]]  # label, colour, alpha, results
+Policy = tuple[str, str, float, list[PolicyResult]]  # label, colour, alpha, results
 
 
 def main_section(study: Study) -> Section:
@@ -39,12 +41,12 @@ def main_section(study: Study) -> Section:
                 ("ID half, %", "success_id"),
                 ("OOD half, %", "success_ood"),
             ):
-                shares = [r[f"{key}_percent"] for r in records if r["policy"] != RANDOM]
+                shares = [r[f"{key}_percent"] for r in records if r["policy"] not in REFERENCES]
                 known = [share for share in shares if share is not None]
                 best |= {
                     (len(rows) + i, column)
                     for i, r in enumerate(records)
-                    if len(known) > 1 and r["policy"] != RANDOM and r[f"{key}_percent"] == max(known)
+                    if len(known) > 1 and r["policy"] not in REFERENCES and r[f"{key}_percent"] == max(known)
                 }
             rows += [[task_name(task), *_cells(record)] for record in records]
             data += [{"task": task, **record} for record in records]
@@ -75,61 +77,47 @@ def _draw(axes: Axes, policies: Sequence[Policy]) -> None:
 def _policies(groups: Sequence[Group], condition: str) -> list[Policy]:
     found: list[Policy] = []
     for group in groups:
-        reports = [run.evaluations[condition] for run in group.runs if condition in run.evaluations]
+        reports = [run.evaluations[condition].result for run in group.runs if condition in run.evaluations]
         if reports:
-            found.append((group.label, group.colour, ALPHAS[min(group.variant, 2)], [r["model"] for r in reports]))
-    floors = [run.evaluations[condition]["random"] for g in groups for run in g.runs
-              if "random" in run.evaluations.get(condition, {})]  # fmt: skip
-    return [*found, *([(RANDOM, MUTED, 1.0, floors[:1])] if floors else [])]
+            found.append((group.label, group.colour, ALPHAS[min(group.variant, 2)], [r.model for r in reports]))
+    everyone = [run.evaluations[condition].result for g in groups for run in g.runs if condition in run.evaluations]
+    return [*found, *((name, MUTED, 1.0, [result]) for name, result in references(everyone).items())]
+
+
+def _evaluated(study: Study, task: str, condition: str) -> list[tuple[Run, EvaluationResult]]:
+    return [
+        (run, run.evaluations[condition].result)
+        for run in study.runs
+        if run.task == task and condition in run.evaluations
+    ]
 
 
 def _conditions(study: Study, task: str) -> list[str]:
-    found = {
-        name: run.evaluations[name]["protocol"]
-        for run in study.runs
-        if run.task == task
-        for name in run.evaluations
-    }
-    return sorted(found, key=lambda name: (found[name]["offset"], found[name]["budget"], name))
+    found = {name: one.result.protocol for r in study.runs if r.task == task for name, one in r.evaluations.items()}
+    return sorted(found, key=lambda name: (found[name].offset, found[name].steps, name))
 
 
 def primary(study: Study, task: str) -> str | None:
     """The condition that the summary and the ablation speak of: the paper's offset 50, else the farthest goal."""
 
-    def weight(condition: str) -> tuple[bool, int, int, int]:
-        reports = [r.evaluations[condition] for r in study.runs if r.task == task and condition in r.evaluations]
-        protocol = reports[0]["protocol"]
-        episodes = protocol["episodes"] * len(protocol["seeds"])
-        return protocol["offset"] == 50, protocol["offset"], len(reports), episodes
+    def weight(condition: str) -> tuple[bool, bool, int, int, int]:
+        found = _evaluated(study, task, condition)
+        own = not any(_besides(run, result) for run, result in found)
+        protocol = found[0][1].protocol
+        return protocol.offset == 50, own, protocol.offset, len(found), found[0][1].model.count
 
     return max(_conditions(study, task), key=weight, default=None)
 
 
+def _besides(run: Run, result: EvaluationResult) -> str:
+    return result.besides(run.data_hash or result.data.hash)
+
+
 def words(study: Study, task: str, condition: str) -> str:
-    protocol = _protocols(study, task, condition)[0]
-    unsolved = ", without those solved at the start" if protocol.get("leave_out_solved") else ""
-    part = PARTS.get(protocol["part"], protocol["part"])
-    return (
-        f"offset {protocol['offset']}, budget {protocol['budget']}, {part}{unsolved}{_replanning(study, condition)}"
-    )
-
-
-def _replanning(study: Study, condition: str) -> str:
-    """What differs from the paper's way to replan."""
-    plan: Json = next(
-        (r.evaluations[condition].get("plan", {}) for r in study.runs if condition in r.evaluations), {}
-    )
-    rule = plan.get("rule", "terminal")
-    often = plan.get("execute") != plan.get("horizon")
-    return ("" if rule == "terminal" else f", rule {rule}") + (
-        f", replanned every {plan['execute']}" if often else ""
-    )
-
-
-def _protocols(study: Study, task: str, condition: str) -> list[Json]:
-    return [
-        r.evaluations[condition]["protocol"] for r in study.runs if r.task == task and condition in r.evaluations
-    ]
+    found = _evaluated(study, task, condition)
+    protocol = found[0][1].protocol
+    besides = max((_besides(run, result) for run, result in found), key=len)
+    return f"offset {protocol.offset}, budget {protocol.budget}, {PARTS[protocol.part]}{besides}"
 
 
 def _cells(record: dict[str, Any]) -> list[str]:
@@ -171,33 +159,51 @@ def _notices(study: Study) -> list[Notice]:
             notices.append(Notice("missing", f"Not measured: {run.name}.", f"atlas eval {run.folder}"))
     for task in study.tasks:
         for condition in _conditions(study, task):
-            runs = [r for r in study.runs if r.task == task and condition in r.evaluations]
+            found = _evaluated(study, task, condition)
+            runs = [run for run, _ in found]
             without = [r for r in study.runs if r.task == task and r.evaluations and condition not in r.evaluations]
             if without:
                 notices.append(
                     Notice("note", f"{words(study, task, condition)}: not measured for {names(without)}.")
                 )
-            for run in runs:
-                if errors := run.evaluations[condition]["model"].get("errors"):
-                    text = f"{words(study, task, condition)}: {errors} episodes of {run.name} ended with an error"
-                    notices.append(Notice("warning", f"{text} of the environment and count as failed."))
+            for run, result in found:
+                notices += [
+                    Notice(kind, f"{words(study, task, condition)}: {text}")
+                    for kind, text in _remarks(run, result, run.evaluations[condition])
+                ]
             for what, key in (("episodes", _episodes_of), ("planner settings", _plan_of)):
-                if unlike := unlike_values(runs, [key(run.evaluations[condition]) for run in runs]):
+                if unlike := unlike_values(runs, [key(result) for _, result in found]):
                     where = f"{task_name(task)}, {words(study, task, condition)}"
                     text = f"{where}: evaluated with different {what}, not comparable as it stands: {unlike}."
                     notices.append(Notice("warning", text))
     return notices
 
 
-def _episodes_of(report: Json) -> str:
-    protocol, data = report["protocol"], report.get("data") or {}
-    seeds = ", ".join(map(str, protocol["seeds"]))
-    return f"dataset {data.get('hash', 'unknown')}, {protocol['episodes']} for each of the seeds {seeds}"
+def _remarks(
+    run: Run, result: EvaluationResult, chosen: Chosen
+) -> Iterator[tuple[Literal["warning", "note"], str]]:
+    if result.model.errors:
+        errors = f"{result.model.errors} episodes of {run.name} ended with an error of the environment"
+        yield "warning", f"{errors} and count as failed."
+    if chosen.others:
+        shown = f"the most complete is shown, {chosen.name}.json ({result.words})"
+        others = ", ".join(f"{name}.json" for name in chosen.others)
+        yield "note", f"{run.name} has {1 + len(chosen.others)} evaluations; {shown}. Not shown: {others}."
+    if run.data_hash and result.novelty_bank.data != run.data_hash:
+        yield (
+            "warning",
+            f"the ID and OOD halves of {run.name} are told by the evaluated data, not the training data.",
+        )
 
 
-def _plan_of(report: Json) -> str:
-    settings = {k: v for k, v in (report.get("plan") or {}).items() if k != "candidate_chunk"}
-    return json.dumps(settings)
+def _episodes_of(result: EvaluationResult) -> str:
+    seeds = ", ".join(map(str, result.protocol.seeds))
+    return f"dataset {result.data.hash}, {result.protocol.episodes} for each of the seeds {seeds}"
+
+
+def _plan_of(result: EvaluationResult) -> str:
+    settings = {k: v for k, v in asdict(result.plan).items() if k != "candidate_chunk"}
+    return json.dumps({**settings, "precision": result.precision, "plain": result.plain})
 
 
 def ablation_section(study: Study) -> Section:
@@ -224,7 +230,7 @@ def ablation_section(study: Study) -> Section:
 def _two_by_two(study: Study, task: str, condition: str) -> Table:
     policies = {g.method: [] for g in study.of_task(task)}  # type: dict[str, list[Policy]]
     for group in study.of_task(task):
-        policies[group.method] += [p for p in _policies([group], condition) if p[0] != RANDOM]
+        policies[group.method] += [p for p in _policies([group], condition) if p[0] not in REFERENCES]
     data = []
 
     def cell(arm: str) -> str:
@@ -257,18 +263,18 @@ def headlines(study: Study) -> list[dict[str, Any]]:
             continue
         policies = _policies(study.of_task(task), condition)
         lines: list[dict[str, Any]] = [
-            {"label": label, "colour": colour, "mean": middle, "std": spread, "random": label == RANDOM,
+            {"label": label, "colour": colour, "mean": middle, "std": spread, "reference": label in REFERENCES,
              "id": rate(results, "id")[0], "ood": rate(results, "ood")[0],
-             "runs": len(results), "seeds": len(results[0]["success_by_seed"])}
+             "runs": len(results), "seeds": len(results[0].success_by_seed)}
             for label, colour, _, results in policies
             for middle, spread in [rate(results)]
             if middle is not None
         ]  # fmt: skip
-        lines.sort(key=lambda line: (line["random"], -line["mean"]))
-        solved = policies[0][3][0]["solved_at_start"]
+        lines.sort(key=lambda line: (line["reference"], -line["mean"]))
+        solved = policies[0][3][0].solved_at_start
         found.append(
             {
-                "lead": _lead([line for line in lines if not line["random"]]),
+                "lead": _lead([line for line in lines if not line["reference"]]),
                 "task": task_name(task),
                 "condition": words(study, task, condition),
                 "lines": lines,

@@ -9,18 +9,17 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from atlas_wm.report.naming import method_name
+from atlas_wm.report.naming import RANDOM, REPLAY, method_name
+from atlas_wm.results import EvaluationResult, Half, PolicyResult
 
-Report = dict[str, Any]  # one evaluation/*.json
-HALVES = {"id": "ID half", "ood": "OOD half"}  # by novelty of the demonstration
-
-
-def condition(report: Report) -> str:
-    protocol = report["protocol"]
-    return f"offset {protocol['offset']}, budget {protocol['budget']}"
+HALVES: dict[Half, str] = {"id": "ID half", "ood": "OOD half"}  # by novelty of the demonstration
 
 
-def success_rows(reports: Sequence[Report]) -> list[dict[str, Any]]:
+def condition(report: EvaluationResult) -> str:
+    return f"offset {report.protocol.offset}, budget {report.protocol.budget}"
+
+
+def success_rows(reports: Sequence[EvaluationResult]) -> list[dict[str, Any]]:
     """A row for each policy and condition: success over all runs and evaluation seeds, in percent.
 
     The spread is over runs where there are several (training seeds), else over evaluation seeds.
@@ -28,41 +27,50 @@ def success_rows(reports: Sequence[Report]) -> list[dict[str, Any]]:
     rows: list[dict[str, Any]] = []
     for where in dict.fromkeys(condition(r) for r in reports):
         here = [r for r in reports if condition(r) == where]
-        floors = [r["random"] for r in here if "random" in r]
-        if floors:
-            rows.append(success_row("Random actions", where, floors[:1]))  # the same episodes for every run
-        for method in dict.fromkeys(r["method"] for r in here):
-            rows.append(
-                success_row(method_name(method), where, [r["model"] for r in here if r["method"] == method])
-            )
+        known = references(here)
+        rows += [success_row(RANDOM, where, [known[RANDOM]])] if RANDOM in known else []
+        for method in dict.fromkeys(r.method for r in here):
+            rows.append(success_row(method_name(method), where, [r.model for r in here if r.method == method]))
+        rows += [success_row(REPLAY, where, [known[REPLAY]])] if REPLAY in known else []
     return rows
 
 
-def rate(results: Sequence[dict[str, Any]], half: str = "") -> tuple[float | None, float | None]:
+def references(reports: Sequence[EvaluationResult]) -> dict[str, PolicyResult]:
+    """The floor and the ceiling of one condition, where they were measured: the same episodes for every run."""
+    known = {
+        RANDOM: [r.random for r in reports if r.random is not None],
+        REPLAY: [r.replay for r in reports if r.replay is not None],
+    }
+    return {name: max(results, key=lambda r: r.count) for name, results in known.items() if results}
+
+
+def rate(results: Sequence[PolicyResult], half: Half = "") -> tuple[float | None, float | None]:
     """Success in percent and its spread, of all episodes or of a half: over runs, or over seeds of one run."""
-    key = f"success_{half}" if half else "success"
-    several = [r.get(f"{key}_mean") for r in results]
-    rates = [
-        v for v in (several if len(results) > 1 else results[0].get(f"{key}_by_seed", {}).values()) if v is not None
-    ]
+    several = [r.rates(half).mean for r in results]
+    rates = [v for v in (several if len(results) > 1 else results[0].rates(half).by_seed.values()) if v is not None]
     return (mean(rates) if rates else None), (pstdev(rates) if len(rates) > 1 else None)
 
 
-def success_row(name: str, where: str, results: Sequence[dict[str, Any]]) -> dict[str, Any]:
+def seconds_per_plan(results: Sequence[PolicyResult]) -> float | None:
+    """Planning time over plans; None for a policy that does not plan."""
+    planned = [(r.planning_seconds, r.plans) for r in results if r.planning_seconds is not None and r.plans]
+    return sum(seconds for seconds, _ in planned) / sum(plans for _, plans in planned) if planned else None
+
+
+def success_row(name: str, where: str, results: Sequence[PolicyResult]) -> dict[str, Any]:
     success, spread = rate(results)
     over = "runs" if len(results) > 1 else "evaluation seeds"
-    plans = sum(r["plans"] for r in results)
     return {
         "policy": name,
         "condition": where,
         "success_percent": _round(success),
         "std": _round(spread),
         "std_over": over if spread is not None else None,
-        "episodes": sum(len(e) for r in results for e in r["episodes"].values()),
-        "solved_at_start_percent": round(mean(r["solved_at_start"] for r in results), 2),
+        "episodes": sum(r.count for r in results),
+        "solved_at_start_percent": round(mean(r.solved_at_start for r in results), 2),
         **{f"success_{half}_percent": _round(rate(results, half)[0]) for half in HALVES},
         **{f"success_{half}_std": _round(rate(results, half)[1]) for half in HALVES},
-        "seconds_per_plan": round(sum(r["seconds"] for r in results) / plans, 4) if plans else None,
+        "seconds_per_plan": _round(seconds_per_plan(results), 4),
     }
 
 
@@ -71,31 +79,33 @@ def _round(value: float | None, digits: int = 2) -> float | None:
 
 
 def _cells(rows: Sequence[dict[str, Any]]) -> tuple[list[str], list[list[str]]]:
-    """A line for each policy, a column for each condition."""
+    """A line for each policy, with its number of episodes; a column for each condition."""
     conditions = list(dict.fromkeys(r["condition"] for r in rows))
     found = {(r["policy"], r["condition"]): r for r in rows}
     lines = []
     for policy in dict.fromkeys(r["policy"] for r in rows):
-        cells = [policy]
+        counts = dict.fromkeys(r["episodes"] for r in rows if r["policy"] == policy)
+        cells = [policy, ", ".join(map(str, counts))]
         for where in conditions:
             row = found.get((policy, where))
             spread = f" ± {row['std']:.1f}" if row and row["std"] is not None else ""
-            cells.append(f"{row['success_percent']:.1f} %{spread}" if row else "–")
+            known = row is not None and row["success_percent"] is not None
+            cells.append(f"{row['success_percent']:.1f} %{spread}" if row and known else "–")
         lines.append(cells)
-    solved = ["already solved at the start"]
+    solved = ["already solved at the start", ""]
     solved += [
         f"{next(r for r in rows if r['condition'] == c)['solved_at_start_percent']:.1f} %" for c in conditions
     ]
-    return ["success", *conditions], [*lines, solved]
+    return ["success", "episodes", *conditions], [*lines, solved]
 
 
-def markdown(reports: Sequence[Report]) -> str:
+def markdown(reports: Sequence[EvaluationResult]) -> str:
     header, lines = _cells(success_rows(reports))
     text = ["| " + " | ".join(header) + " |", "|" + "---|" * len(header)]
     return "\n".join(text + ["| " + " | ".join(line) + " |" for line in lines]) + "\n"
 
 
-def print_results(reports: Sequence[Report]) -> None:
+def print_results(reports: Sequence[EvaluationResult]) -> None:
     header, lines = _cells(success_rows(reports))
     rows = success_rows(reports)
     halves = list(HALVES) if len({r["condition"] for r in rows}) == 1 else []
@@ -108,12 +118,12 @@ def print_results(reports: Sequence[Report]) -> None:
     table.add_row(*lines[-1], style="dim")
     console = Console()
     console.print(table)
-    if errors := sum(r[policy].get("errors", 0) for r in reports for policy in ("model", "random") if policy in r):
+    if errors := sum(result.errors for r in reports for result in r.policies.values()):
         console.print(f"{errors} episodes ended with an error of the environment (field error of their records):")
         console.print("they count as failed.")
 
 
-def write_csv(reports: Sequence[Report], path: Path) -> None:
+def write_csv(reports: Sequence[EvaluationResult], path: Path) -> None:
     rows = success_rows(reports)
     with path.open("w", newline="") as file:
         writer = csv.DictWriter(file, list(rows[0]))

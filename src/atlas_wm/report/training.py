@@ -17,6 +17,7 @@ from atlas_wm.report.naming import task_name
 from atlas_wm.report.page_table import Table
 from atlas_wm.report.runs import Group, Json, Run, Study, read_study
 from atlas_wm.report.section import Notice, Section, names, per_task
+from atlas_wm.report.table import seconds_per_plan
 from atlas_wm.run_folder import METRICS
 
 TERMS = {
@@ -135,7 +136,8 @@ def _facts(run: Run) -> Json:
     config, data = run.config["config"], run.config.get("data") or {}
     train, objective, plan, model = (config[key] for key in ("train", "objective", "plan", "model"))
     speeds = run.metrics.get("clips_per_second", ([], []))[1]
-    reports = list(run.evaluations.values())
+    reports = [one.result for one in run.evaluations.values()]
+    planning = [seconds_per_plan([r.model]) for r in reports]
     weights = {k: v for k, v in objective.items() if isinstance(v, int | float) and v and k != "directions"}
     return {
         "task": task_name(run.task),
@@ -155,13 +157,11 @@ def _facts(run: Run) -> Json:
         "split": train.get("split"),
         "trained on": run.config.get("device"),
         "clips/s": f"{median(speeds):,.0f}" if speeds else None,
-        "seconds a plan": ", ".join(
-            f"{r['model']['seconds'] / r['model']['plans']:.2f}" for r in reports if r["model"]["plans"]
-        )
+        "seconds a plan": ", ".join(f"{seconds:.3g}" for seconds in planning if seconds is not None) or None,
+        "evaluated on": ", ".join(dict.fromkeys(r.device for r in reports)) or None,
+        "evaluation seeds": "; ".join(dict.fromkeys(", ".join(map(str, r.protocol.seeds)) for r in reports))
         or None,
-        "evaluated on": ", ".join(dict.fromkeys(str(r.get("device")) for r in reports)) or None,
-        "evaluation seeds": "; ".join(dict.fromkeys(", ".join(map(str, r["protocol"]["seeds"])) for r in reports))
-        or None,
+        "evaluations shown": ", ".join(f"{one.name}.json" for one in run.evaluations.values()) or None,
         "diagnosed": ", ".join(run.diagnostics) or None,
         "versions": ", ".join(f"{name} {version}" for name, version in (run.config.get("versions") or {}).items())
         or None,
