@@ -126,7 +126,7 @@ def test_a_predictor_that_was_changed_is_planned_with_as_it_is(demo_model, caplo
     found, said = plan(demo_model, caplog)
     assert found.cost == expected.cost and (found.latents == expected.latents).all()
     assert len(said) == 1 and said[0].startswith("fast path: off (")
-    with pytest.raises(UserError, match="has no fast rollout"):
+    with pytest.raises(UserError):
         fast_rollout(demo_model, torch.float32, capturable=True)
 
 
