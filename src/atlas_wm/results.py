@@ -274,6 +274,7 @@ def _earlier(data: Any) -> dict[str, Any]:
     new |= {
         "trained_task": data["task"],
         "novelty_bank": bank | {"source": "evaluated data", "data": data["data"]["hash"]},
+        "plan": {"clip_actions": False} | data["plan"],  # no plan was clipped then
         "film_every": 5,
         "written": "",
         "format": FORMAT,

@@ -310,6 +310,21 @@ def _first_difference(found: Mapping[str, Any], wanted: Mapping[str, Any]) -> st
     return f"{short(name)} has shape {found.get(name)} and should have {wanted.get(name)}"
 
 
+def read_states(folder: str | Path) -> bytes | None:
+    """The file of training states as it is, to go along with the model (data/states.py reads what it holds)."""
+    path = Path(folder) / STATES
+    if not path.exists():
+        return None
+    try:
+        with path.open("rb") as file:
+            stored = file.read(MOST_JSON + 1)
+    except OSError as error:
+        raise UserError(f"{path} cannot be read: {reason(error)}") from error
+    if len(stored) > MOST_JSON:
+        raise UserError(f"{path} is larger than {MOST_JSON:,} bytes: this is no file that atlas-wm wrote")
+    return stored
+
+
 def read_bank(folder: str | Path) -> dict[str, Tensor] | None:
     path = Path(folder) / BANK
     try:

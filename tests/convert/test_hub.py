@@ -12,7 +12,7 @@ from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError
 from atlas_wm.errors import UserError
 from atlas_wm.models.world_model import WorldModel
 
-FILES = {"config.json", "model.safetensors", "normalizer.json", "bank.safetensors"}
+FILES = {"config.json", "model.safetensors", "normalizer.json", "bank.safetensors", "states.safetensors"}
 
 
 def same(one: WorldModel, other: WorldModel) -> bool:

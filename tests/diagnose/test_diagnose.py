@@ -88,7 +88,9 @@ def test_the_command_says_what_cannot_be_had_and_lists_the_files(diagnosed):
     assert all(Path(file).exists() for file in diagnosed.printed)
 
 
-def test_the_bank_is_of_the_training_data_whatever_is_diagnosed(diagnosed, trained, other_data, data, tmp_path):
+def test_the_bank_is_of_the_training_data_whatever_is_diagnosed(
+    diagnosed, trained, other_data, data, tmp_path, monkeypatch
+):
     run = Path(shutil.copytree(trained, tmp_path / "run"))
     subject = Subject(run, None, other_data, torch.device("cpu"))
     usual = Subject(run, None, None, torch.device("cpu"))
@@ -96,6 +98,7 @@ def test_the_bank_is_of_the_training_data_whatever_is_diagnosed(diagnosed, train
     assert np.array_equal(subject.bank_rows, usual.bank_rows) and torch.equal(subject.bank.z, usual.bank.z)
     assert diagnosed.read("evaluated", "geometry")["run"]["bank"] == data.content_hash()
     change_json(run / "config.json", "data", "path", value="gone.h5")
+    monkeypatch.setitem(DIAGNOSTICS, "marginal", ((), lambda work: {}))
     said = []
     files = diagnose([run], ["geometry", "marginal"], data_path=other_data, device="cpu", say=said.append)
     assert [file.stem for file in files] == ["marginal"]  # which needs no bank

@@ -51,14 +51,14 @@ def test_killed_at_five_random_moments_it_ends_with_the_same_bits(dataset_path, 
     assert {p.name for p in tmp_path.iterdir()} == {"run"}
 
 
-@pytest.mark.parametrize("call", [13, 14], ids=["under no name yet", "without its checksum"])
+@pytest.mark.parametrize("call", [15, 16], ids=["under no name yet", "without its checksum"])
 def test_killed_while_a_checkpoint_reaches_the_disk(dataset_path, undisturbed, tmp_path, call):
-    """The 12 calls before belong to the settings, the metrics and the first checkpoint."""
+    """The 14 calls before belong to the settings, the states, the metrics and the first checkpoint."""
     process, _ = start(dataset_path, tmp_path / "run", short_config(), die_at_sync=call)
     process.join()
     assert process.exitcode == -signal.SIGKILL
     (torn,) = (tmp_path / "run.partial" / "checkpoints").glob("step-00000010*")
-    assert torn.suffix == (".tmp" if call == 13 else ".safetensors")
+    assert torn.suffix == (".tmp" if call == 15 else ".safetensors")
     stopped(short_config(), dataset_path, tmp_path / "run", step=7)
     assert not torn.exists()
     short_train(short_config(), dataset_path, tmp_path / "run")

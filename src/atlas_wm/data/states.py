@@ -36,7 +36,7 @@ class TrainingStates:
         return cls(states, columns, data.content_hash())
 
     def write(self, run: Path) -> None:
-        about = {"columns": json.dumps(self.columns), "data": self.data}
+        about = {"about": json.dumps({"columns": self.columns, "data": self.data})}  # of two keys the order varies
         with write_atomically(run / STATES) as temporary:
             temporary.write_bytes(save({"states": np.ascontiguousarray(self.states)}, about))
 
@@ -48,8 +48,8 @@ class TrainingStates:
             return None
         try:
             with safe_open(path, "numpy") as file:
-                states, about = file.get_tensor("states"), file.metadata() or {}
-            columns = json.loads(about["columns"])
+                states, about = file.get_tensor("states"), json.loads((file.metadata() or {})["about"])
+            columns = about["columns"]
             if states.ndim != 2 or 0 in states.shape or not np.isfinite(states).all():
                 raise ValueError("it holds no states")
             if not isinstance(columns, list) or not all(isinstance(name, str) for name in columns):

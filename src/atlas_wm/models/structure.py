@@ -6,7 +6,7 @@ from typing import Any
 from torch import nn
 
 SIMPLE = (bool, int, float, str, tuple, type(None))
-CHANGES = {"training", "fused", "momentum"}  # attributes that may differ; BatchNorm's momentum changes no output
+CHANGES = {"training", "fused"}  # attributes that may differ at any time
 
 
 def departure(module: nn.Module, reference: nn.Module, methods: Sequence[str] = ("forward",)) -> str:
@@ -38,13 +38,14 @@ def _differences(mine: nn.Module, other: nn.Module, whole: bool) -> Iterator[str
         yield "has a forward of its own"
     if whole and list(mine._modules) != list(other._modules):
         yield "has other children"
+    if whole and mine.extra_repr() != other.extra_repr():
+        yield f"has ({mine.extra_repr()}), not ({other.extra_repr()})"
     hooks = (mine._forward_hooks, mine._forward_pre_hooks, mine._backward_hooks, mine._backward_pre_hooks)
     if any(hooks):
         yield "has hooks"
     for name, value in vars(other).items():
-        own = vars(mine).get(name, "nothing")
-        if isinstance(value, SIMPLE) and name not in CHANGES and own != value:
-            yield f"has {name} {own}, not {value}"
+        if isinstance(value, SIMPLE) and name not in CHANGES and vars(mine).get(name, ...) != value:
+            yield f"has another {name}"
     weights = _weights(mine)
     for name, kind in _weights(other).items():
         if weights.get(name) != kind:

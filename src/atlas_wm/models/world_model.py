@@ -19,7 +19,18 @@ from atlas_wm.models.encoders import Tokens, ViTEncoder
 from atlas_wm.models.layers import MLP
 from atlas_wm.models.predictors import PREDICTORS
 from atlas_wm.normalize import Normalizer
-from atlas_wm.run_folder import BANK, WEIGHTS, RunInfo, read_run, read_weights, write_info, write_tensors
+from atlas_wm.run_folder import (
+    BANK,
+    STATES,
+    WEIGHTS,
+    RunInfo,
+    read_run,
+    read_states,
+    read_weights,
+    write_atomically,
+    write_info,
+    write_tensors,
+)
 
 
 class Features(NamedTuple):
@@ -48,6 +59,7 @@ class WorldModel(nn.Module):
             raise UserError(f"the normaliser has {self.normalizer.size} coordinates, actions {action_size}")
         self.run: RunInfo | None = None
         self.bank: LatentBank | None = None  # of training frames, as these weights see them
+        self.states: bytes | None = None  # the file of training states, which evaluation reads
         block = config.frameskip * action_size
         self.encoder = ViTEncoder(config.encoder)
         self.projector = (
@@ -129,6 +141,7 @@ class WorldModel(nn.Module):
         model.load_state_dict(weights)
         model.run = info
         model.bank = LatentBank.read(folder, info.config.model.latent_shape[-1])
+        model.states = read_states(folder)
         return model.eval().to(device)
 
     @classmethod
@@ -141,7 +154,7 @@ class WorldModel(nn.Module):
         return cls.load(fetch(str(path_or_hub_id), revision), device)
 
     def save_pretrained(self, folder: str | Path) -> None:
-        """What :meth:`load` needs: settings, weights, normaliser and, if there is one, the bank."""
+        """What :meth:`load` needs: settings, weights, normaliser and, if there are, bank and states."""
         if self.run is None:
             raise UserError("only a model that was trained or loaded can be saved: set model.run to its RunInfo")
         folder = Path(folder)
@@ -153,6 +166,9 @@ class WorldModel(nn.Module):
             (folder / BANK).unlink(missing_ok=True)  # of another model that was saved here
         else:
             self.bank.write(folder)
+        if self.states is not None:
+            with write_atomically(folder / STATES) as temporary:
+                temporary.write_bytes(self.states)
 
     def push_to_hub(self, repo_id: str, private: bool | None = None) -> str:
         """Save to a repository of the Hugging Face hub, made where there is none; returns its address.
