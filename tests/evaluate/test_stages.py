@@ -185,7 +185,7 @@ def test_an_environment_that_raises_dies_or_hangs_ends_its_episode_and_no_other(
             asked = time.monotonic()
             other, ending = provoke(stage, mood).values()
             assert other.shape == (3, 32, 32)
-            assert (ending.success, ending.error, ending.lost) == (False, error, lost)
+            assert (ending.success, ending.lost) == (False, lost) and ending.error.startswith(error)
             assert time.monotonic() - asked < 30
 
 

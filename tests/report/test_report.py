@@ -63,7 +63,7 @@ def test_the_table_has_a_line_for_each_policy_and_a_column_for_each_condition(tm
         report("atlas", 25, {42: 99.0}),
         report("atlas", 50, {42: 95.0}),
     ]
-    lines = markdown(reports).splitlines()
+    lines = markdown(success_rows(reports)).splitlines()
     assert lines[0] == "| success | episodes | offset 25, budget 50 | offset 50, budget 75 |"
     assert lines[2:] == [
         "| Random actions | 5 | 20.0 % | 20.0 % |",

@@ -99,8 +99,9 @@ def _cells(rows: Sequence[dict[str, Any]]) -> tuple[list[str], list[list[str]]]:
     return ["success", "episodes", *conditions], [*lines, solved]
 
 
-def markdown(reports: Sequence[EvaluationResult]) -> str:
-    header, lines = _cells(success_rows(reports))
+def markdown(rows: Sequence[dict[str, Any]]) -> str:
+    """Of :func:`success_rows`, or of the same rows read from a CSV file."""
+    header, lines = _cells(rows)
     text = ["| " + " | ".join(header) + " |", "|" + "---|" * len(header)]
     return "\n".join(text + ["| " + " | ".join(line) + " |" for line in lines]) + "\n"
 

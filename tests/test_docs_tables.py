@@ -1,0 +1,34 @@
+"""Tables in the docs are those of the files they come from: `<!-- FILE -->` above a table names its CSV file."""
+
+import csv
+import re
+from pathlib import Path
+
+import pytest
+
+from atlas_wm.report.table import markdown
+
+ROOT = Path(__file__).parent.parent
+PAGES = [ROOT / "README.md", *(ROOT / "docs").rglob("*.md")]
+TABLE = re.compile(r"<!-- (docs/results/\S+\.csv) -->\n\n((?:\|.*\n)+)")
+FOUND = [(page, *match) for page in PAGES for match in TABLE.findall(page.read_text())]
+WORDS = {"policy", "condition", "std_over"}
+
+
+def rows_of(path: Path) -> list[dict]:
+    with path.open(newline="") as file:
+        return [
+            {k: v if k in WORDS else (float(v) if "." in v else int(v)) if v else None for k, v in row.items()}
+            for row in csv.DictReader(file)
+        ]
+
+
+@pytest.mark.parametrize(
+    ("page", "source", "table"), FOUND, ids=[f"{page.name}-{Path(source).name}" for page, source, _ in FOUND]
+)
+def test_a_table_is_the_one_of_its_file(page, source, table):
+    assert table == markdown(rows_of(ROOT / source))
+
+
+def test_the_tables_of_the_demo_name_their_file():
+    assert {page.name for page, *_ in FOUND} >= {"README.md", "results.md"}
