@@ -55,7 +55,7 @@ class Protocol:
 
 
 @dataclass(frozen=True)
-class EpisodeResult:
+class EpisodeRecord:
     """What happened in one episode."""
 
     row: int  # dataset row of the start; the goal is ``offset`` rows later
@@ -68,13 +68,19 @@ class EpisodeResult:
     last_states: list[list[float]]  # after the last steps, the latest last; none after an error
     plans: int  # 0 for a policy that does not plan
     error: str | None  # what the environment raised, or how its process ended; such an episode failed
-    novelty: float  # of its demonstration
-    ood: bool  # in the more novel half of its condition and seed
 
     def __post_init__(self) -> None:
         within("", self, 0, MOST_COUNT, "row", "episode", "start", "steps", "plans")
         if len({len(state) for state in self.last_states}) > 1:
             raise UserError(f"the last states of the episode from row {self.row} have different sizes")
+
+
+@dataclass(frozen=True)
+class EpisodeResult(EpisodeRecord):
+    """The same, and how unusual the episode is."""
+
+    novelty: float  # of its demonstration
+    ood: bool  # in the more novel half of its condition and seed
 
 
 class Rates(NamedTuple):

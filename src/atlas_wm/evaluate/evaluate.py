@@ -22,13 +22,21 @@ from atlas_wm.distributed import from_all, is_main, rank, world_size
 from atlas_wm.errors import UserError
 from atlas_wm.evaluate.novelty import Draws, draw_and_label
 from atlas_wm.evaluate.processes import StageProcesses
-from atlas_wm.evaluate.rollout import EpisodeRecord, planning_policy, random_policy, replay_policy, run_episodes
+from atlas_wm.evaluate.rollout import planning_policy, random_policy, record_of, replay_policy, run_episodes
 from atlas_wm.evaluate.stage import FILM_EVERY, Ending, Stage
 from atlas_wm.evaluate.statistics import summarise
 from atlas_wm.launch import own_cores, processes
 from atlas_wm.models.world_model import WorldModel
 from atlas_wm.plan.planner import Planner, dtype_of
-from atlas_wm.results import FOLDER, EvaluatedData, EvaluationResult, PolicyName, PolicyResult, Protocol
+from atlas_wm.results import (
+    FOLDER,
+    EpisodeRecord,
+    EvaluatedData,
+    EvaluationResult,
+    PolicyName,
+    PolicyResult,
+    Protocol,
+)
 from atlas_wm.run_folder import RunInfo, read_run, writable_folder
 from atlas_wm.tasks import Task, get_task, get_task_of, task_id
 from atlas_wm.versions import versions
@@ -136,7 +144,7 @@ def run_in_workers(
                 requests.extend(("run", replace(job, rows=(row,))) for row in job.rows)
             else:
                 ending = Ending.of_error(str(answer), lost=True)
-                record = EpisodeRecord.of(data, job.rows[0], job.protocol.offset, ending, plans=0)
+                record = record_of(data, job.rows[0], job.protocol.offset, ending, plans=0)
                 yield JobResult(job, [record], {}, 0.0, 0.0, 0)
 
 

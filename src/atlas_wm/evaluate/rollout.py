@@ -11,6 +11,7 @@ from atlas_wm.data.dataset import EpisodeData
 from atlas_wm.evaluate.processes import StageProcesses
 from atlas_wm.evaluate.stage import Ending, Stage, Start
 from atlas_wm.plan.planner import Planner
+from atlas_wm.results import EpisodeRecord
 from atlas_wm.streams import stream
 
 
@@ -26,36 +27,21 @@ class Episode:
     ending: Ending | None = None
 
 
-@dataclass(frozen=True)
-class EpisodeRecord:
-    """What happened in one episode."""
-
-    row: int  # dataset row of the start; the goal is ``offset`` rows later
-    episode: int  # dataset episode
-    start: int  # row within that episode
-    solved_at_start: bool
-    success: bool
-    steps: int  # to success, or the whole budget; to the error, if there was one
-    final_distance: float | None  # None after an error
-    last_states: list[list[float]]  # after the last steps, the latest last; none after an error
-    plans: int
-    error: str | None = None  # what the environment raised, or how its process ended; such an episode failed
-
-    @classmethod
-    def of(cls, data: EpisodeData, row: int, offset: int, ending: Ending, plans: int) -> "EpisodeRecord":
-        (episode,), (start,) = data.places(np.array([row]))
-        return cls(
-            row=row,
-            episode=int(episode),
-            start=int(start),
-            solved_at_start=data.task.solved(data.states[row], data.states[row + offset]),
-            success=ending.success,
-            steps=ending.steps,
-            final_distance=ending.final_distance,
-            last_states=ending.last_states.tolist(),
-            plans=plans,
-            error=ending.error,
-        )
+def record_of(data: EpisodeData, row: int, offset: int, ending: Ending, plans: int) -> EpisodeRecord:
+    """What happened in the episode that began in a row of the dataset."""
+    (episode,), (start,) = data.places(np.array([row]))
+    return EpisodeRecord(
+        row=row,
+        episode=int(episode),
+        start=int(start),
+        solved_at_start=data.task.solved(data.states[row], data.states[row + offset]),
+        success=ending.success,
+        steps=ending.steps,
+        final_distance=ending.final_distance,
+        last_states=ending.last_states.tolist(),
+        plans=plans,
+        error=ending.error,
+    )
 
 
 # Actions to execute for each episode, (n, A) in the environment's units.
@@ -135,7 +121,7 @@ def run_episodes(
             records += alone
             films_by_row |= film
             continue
-        records.append(EpisodeRecord.of(data, e.row, offset, e.ending, e.plans))
+        records.append(record_of(data, e.row, offset, e.ending, e.plans))
         if e.ending.film is not None:
             films_by_row[e.row] = e.ending.film
     return records, films_by_row

@@ -6,8 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from atlas_wm.evaluate.rollout import EpisodeRecord
-from atlas_wm.results import EpisodeResult, PolicyResult
+from atlas_wm.results import EpisodeRecord, EpisodeResult, PolicyResult
 
 Episodes = dict[str, list[EpisodeResult]]  # by evaluation seed
 
