@@ -160,3 +160,9 @@ def test_settings_are_recorded_as_they_were_used_and_nothing_is_lost(run_folder,
     assert large.policies.keys() == {"model", "random", "replay"} and large.replay.success_mean == 100
     card = (run / "README.md").read_text()
     assert f"`{large.name}.json` (of 2)" in card and f"{small.name}" not in card
+
+
+@pytest.mark.parametrize("wrong", [{"part": "held"}, {"offset": 2.5}, {"seeds": ("42",)}, {"leave_out_solved": 1}])
+def test_a_protocol_is_checked_where_it_is_built(wrong):
+    with pytest.raises(UserError, match=f"protocol.{next(iter(wrong))}"):
+        Protocol(**wrong)

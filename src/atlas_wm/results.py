@@ -9,7 +9,7 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
-from atlas_wm.config import MOST_SEED, PlanConfig, from_dict, to_dict, within
+from atlas_wm.config import MOST_SEED, PlanConfig, check_types, from_dict, to_dict, within
 from atlas_wm.errors import UserError, short
 from atlas_wm.run_folder import read_json, write_atomically, write_json, writing
 
@@ -37,6 +37,7 @@ class Protocol:
     """Leave episodes that are solved at the start out of the success rates (their records stay)."""
 
     def __post_init__(self) -> None:
+        check_types("protocol.", self)
         if self.offset < 1 or self.episodes < 1 or not self.seeds or (self.budget is not None and self.budget < 1):
             raise UserError("--offset, --budget and --episodes must be at least 1, and --seeds not empty")
         if self.steps > MOST_BUDGET:
