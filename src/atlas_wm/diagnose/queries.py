@@ -23,6 +23,8 @@ from atlas_wm.normalize import Normalizer
 from atlas_wm.run_folder import write_atomically
 from atlas_wm.tasks import task_id
 
+RESETS = 2  # counted up when the resets of tasks change: stored futures began in other states
+
 
 @dataclass(frozen=True)
 class QuerySettings:
@@ -64,7 +66,7 @@ def shared_queries(
     ahead = max(settings.offset, settings.horizon * data.frameskip)
     assert settings.queries is not None
     rows = draw_starts(data, Protocol(ahead, episodes=settings.queries), settings.seed)
-    made_of = f"{task_id(data.task)} {data.content_hash()} {data.frameskip} {settings}"
+    made_of = f"{task_id(data.task)} {RESETS} {data.content_hash()} {data.frameskip} {settings}"
     key = hashlib.sha256(made_of.encode()).hexdigest()[:16]
     actions = candidate_actions(data, rows, settings)
     shape = (*actions.shape[:3], data.states.shape[1])
