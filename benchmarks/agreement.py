@@ -20,21 +20,12 @@ from torch import Tensor
 
 from atlas_wm.config import PlanConfig
 from atlas_wm.device import pick_device
-from atlas_wm.models.fast import FastTerminal, PackedProduct
 from atlas_wm.models.world_model import WorldModel
 from atlas_wm.plan.cem import cem
 from atlas_wm.recipes import paper
 from atlas_wm.streams import stream
 
 FRAMES = 64
-
-
-def fast_rollout(model: WorldModel, dtype: torch.dtype, device: torch.device) -> FastTerminal:
-    if device.type == "cuda":
-        from atlas_wm.models.kernels import TritonTerminal
-
-        return TritonTerminal(model.predictor, dtype)
-    return FastTerminal(model.predictor, dtype, device.type == "cpu" and PackedProduct.supported(dtype))
 
 
 @torch.inference_mode()
@@ -45,7 +36,7 @@ def elites(model: WorldModel, plan: PlanConfig, episodes: int, device: torch.dev
     z, z_goal = model.encode(pictures.to(device)).chunk(2)
     start = torch.zeros(episodes, plan.horizon, 10, device=device)
     for dtype in (torch.float32, torch.bfloat16):
-        fast, shared, gaps = fast_rollout(model, dtype, device), [], []
+        fast, shared, gaps = model.predictor.fast_rollout(dtype, capturable=device.type == "cuda"), [], []
 
         def cost(candidates: Tensor, fast=fast, shared=shared, gaps=gaps) -> Tensor:  # type: ignore[no-untyped-def]
             plain, other = (

@@ -128,9 +128,8 @@ class Pusher:
             lever = arm[0] * direction[1] - arm[1] * direction[0]
             # What one px of the push does, in px: where the block moves, and how it turns.
             effect = np.array([*(GYRATION * direction), lever]) * GYRATION / (GYRATION**2 + lever**2)
-            length = float(np.clip(effect @ wanted / (effect @ effect), *s.push_length)) * rng.uniform(
-                *s.push_error
-            )
+            best = float(np.clip(effect @ wanted / (effect @ effect), *s.push_length))
+            length = best * rng.uniform(*s.push_error)
             moved = length * effect[:2]
             score = -np.linalg.norm(wanted - length * effect) + s.choice_noise * size * rng.normal()
             if not self._floor.contains(Point(start)) or self._block.distance(Point(start)) < s.clearance:
