@@ -19,11 +19,11 @@ from rich.table import Table
 from torch import Tensor
 
 from atlas_wm.config import PlanConfig
-from atlas_wm.device import pick_device
 from atlas_wm.models.world_model import WorldModel
+from atlas_wm.parallel.devices import pick_device
 from atlas_wm.plan.cem import cem
 from atlas_wm.recipes import paper
-from atlas_wm.streams import stream
+from atlas_wm.rng import stream
 
 FRAMES = 64
 
@@ -55,8 +55,8 @@ def elites(model: WorldModel, plan: PlanConfig, episodes: int, device: torch.dev
 
 
 def gradients(model: WorldModel, device: torch.device, dtype: torch.dtype = torch.bfloat16) -> Table:
-    from atlas_wm.models.fused import fused_tokens
-    from atlas_wm.models.fused_predictor import fused_blocks
+    from atlas_wm.kernels.encoder import fused_tokens
+    from atlas_wm.kernels.predictor import fused_blocks
 
     model.train()
     encoder, predictor, size = model.encoder, model.predictor, model.config.encoder.image_size

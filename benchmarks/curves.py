@@ -18,10 +18,10 @@ from torch import Tensor
 
 from atlas_wm.config import RunConfig
 from atlas_wm.data.clips import Batch
-from atlas_wm.device import pick_device
 from atlas_wm.models.world_model import WorldModel
+from atlas_wm.parallel.devices import pick_device
 from atlas_wm.recipes import paper
-from atlas_wm.streams import stream
+from atlas_wm.rng import stream
 
 BATCHES = 12  # that are shown again and again
 LAST = 20

@@ -28,20 +28,20 @@ from rich.console import Console
 from rich.table import Table
 from torch import Tensor, nn
 
-from atlas_wm.config import ModelConfig, PlanConfig
+from atlas_wm.config import DataInfo, ModelConfig, PlanConfig, RunInfo
 from atlas_wm.data.collect import collect
 from atlas_wm.data.dataset import EpisodeData
 from atlas_wm.evaluate.evaluate import Job, Setup, Worker
 from atlas_wm.evaluate.protocol import Protocol, draw_starts
-from atlas_wm.frames import reduce_frames
+from atlas_wm.images import reduce_frames
 from atlas_wm.models.world_model import WorldModel
-from atlas_wm.normalize import Normalizer
+from atlas_wm.normalizer import Normalizer
+from atlas_wm.parallel.workers import Helpers
 from atlas_wm.plan.harness import Standardisation
-from atlas_wm.run_folder import DataInfo, RunInfo
-from atlas_wm.streams import stream
+from atlas_wm.rng import stream
+from atlas_wm.runs.model import save_model
 from atlas_wm.tasks.base import import_harness
 from atlas_wm.tasks.tworoom import TwoRoom
-from atlas_wm.workers import Helpers
 
 RECORDED = 60
 # How the published evaluation puts an environment into a row of the dataset.
@@ -128,7 +128,7 @@ def evaluate_ours(
         "tworoom", "lewm", "benchmark", 2, replace(their_config(), model=model.config), nothing, "cpu"
     )
     run = path.with_suffix(".run")
-    model.save_pretrained(run)
+    save_model(model, run)
     cores = os.cpu_count() or 1
     each = -(-len(rows) // (2 * cores))
     jobs = [Job("model", protocol, 0, tuple(rows[i : i + each].tolist())) for i in range(0, len(rows), each)]

@@ -14,8 +14,8 @@ from rich.table import Table
 from torch import Tensor
 from triton.testing import do_bench
 
-from atlas_wm.models import fused_attention as attention
-from atlas_wm.models import fused_kernels as kernels
+from atlas_wm.kernels import attention
+from atlas_wm.kernels import encoder_triton as kernels
 from atlas_wm.recipes import paper
 
 BANDWIDTH = 4.3e12  # measured on an H200: bytes a second that a copy reads and writes

@@ -24,7 +24,7 @@ from atlas_wm.data.clips import ClipDataset, ClipIndex
 from atlas_wm.data.collect import collect
 from atlas_wm.data.dataset import EpisodeData
 from atlas_wm.data.loader import make_loader
-from atlas_wm.normalize import Normalizer
+from atlas_wm.normalizer import Normalizer
 from atlas_wm.recipes import paper
 from atlas_wm.tasks import get_task
 from atlas_wm.tasks.base import import_harness

@@ -22,9 +22,9 @@ from rich.table import Table
 from torch import Tensor
 
 from atlas_wm.config import ModelConfig, PlanConfig
-from atlas_wm.device import pick_device
+from atlas_wm.parallel.devices import pick_device
 from atlas_wm.plan.planner import Plan, Planner
-from atlas_wm.streams import stream
+from atlas_wm.rng import stream
 
 THEIRS_AT_MOST = 8  # episodes that theirs is timed with: it plans one after the other
 

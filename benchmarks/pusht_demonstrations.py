@@ -21,8 +21,8 @@ import numpy as np
 from shapely import shortest_line
 from shapely.geometry import Point
 
+from atlas_wm.cli.progress import Bar
 from atlas_wm.data.collect import record_episode
-from atlas_wm.progress import Bar
 from atlas_wm.tasks.pusher import AGENT_RADIUS, WINDOW, block_shape, place
 from atlas_wm.tasks.pusht import PushT
 

@@ -19,8 +19,8 @@ from rich.console import Console
 from rich.table import Table
 
 from atlas_wm.evaluate.evaluate import evaluate
-from atlas_wm.results import EvaluationResult, Protocol
-from atlas_wm.run_folder import read_run
+from atlas_wm.runs.folder import read_run
+from atlas_wm.runs.results import EvaluationResult, Protocol
 
 SOON = 25  # steps
 

@@ -26,6 +26,7 @@ from atlas_wm.evaluate.protocol import Protocol
 from atlas_wm.models.world_model import WorldModel
 from atlas_wm.plan.planner import Planner
 from atlas_wm.report.look import MUTED, STYLE, method_colour
+from atlas_wm.runs.model import load_model
 from atlas_wm.tasks import get_task_of
 
 WARM = 20  # plans until everything that is kept has been made
@@ -98,7 +99,7 @@ def main() -> None:
     parser.add_argument("--episodes", type=int, default=20)
     given = parser.parse_args()
     torch.set_num_threads(1)
-    model = WorldModel.load(given.run)
+    model = load_model(given.run)
     assert model.run is not None
     data = EpisodeData(given.data, get_task_of(model.run), model.config.encoder.image_size, model.config.frameskip)
     planned = plans(model, data, given.plans)

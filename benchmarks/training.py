@@ -23,10 +23,10 @@ from torch.profiler import ProfilerActivity, profile
 
 from atlas_wm.config import ModelConfig, RunConfig
 from atlas_wm.data.clips import Batch
-from atlas_wm.device import pick_device
 from atlas_wm.models.world_model import WorldModel
+from atlas_wm.parallel.devices import pick_device
 from atlas_wm.recipes import paper
-from atlas_wm.streams import stream
+from atlas_wm.rng import stream
 
 RATE = 5e-5
 

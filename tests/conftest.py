@@ -85,7 +85,7 @@ def demo_model(request):
     import torch
 
     from atlas_wm.models.world_model import WorldModel
-    from atlas_wm.normalize import Normalizer
+    from atlas_wm.normalizer import Normalizer
     from atlas_wm.recipes import demo
 
     torch.manual_seed(0)

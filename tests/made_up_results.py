@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from atlas_wm.config import PlanConfig
-from atlas_wm.results import (
+from atlas_wm.runs.results import (
     EpisodeResult,
     EvaluatedData,
     EvaluationResult,

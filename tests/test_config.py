@@ -8,10 +8,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from atlas_wm.config import EncoderConfig, ObjectiveConfig, PlanConfig, RunConfig, TrainConfig, from_dict, to_dict
+from atlas_wm.config import EncoderConfig, ObjectiveConfig, PlanConfig, RunConfig, TrainConfig
 from atlas_wm.errors import UserError
 from atlas_wm.methods import METHODS
 from atlas_wm.recipes import DEMO_WEIGHTS, RECIPES, get_recipe
+from atlas_wm.settings import from_dict, to_dict
 
 
 @pytest.mark.parametrize("recipe", RECIPES)

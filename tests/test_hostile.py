@@ -13,15 +13,16 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from atlas_wm.cli import main
+from atlas_wm.cli.app import main
 from atlas_wm.convert.lewm import read_checkpoint
 from atlas_wm.data.dataset import EpisodeData
 from atlas_wm.errors import UserError
-from atlas_wm.models.world_model import WorldModel
 from atlas_wm.report import page
 from atlas_wm.report.films import cases_section
 from atlas_wm.report.success import ablation_section
-from atlas_wm.run_folder import BANK, MOST_SETTINGS, WEIGHTS, read_json, read_run, writable_folder
+from atlas_wm.runs.files import MOST_SETTINGS, read_json
+from atlas_wm.runs.folder import BANK, WEIGHTS, read_run, writable_folder
+from atlas_wm.runs.model import load_model
 from atlas_wm.tasks import get_task_of
 from atlas_wm.tasks.tworoom import TwoRoom
 
@@ -88,7 +89,7 @@ def test_a_task_of_an_imported_module_is_used_and_nothing_else_is_called(run):
 def test_methods_and_terms_in_a_file_are_not_imported_to_load_a_model(run):
     change(run, "method", value="evil:METHOD")
     change(run, "config", "objective", "extra", value={"evil:term": 1.0})
-    assert WorldModel.load(run).run.method == "evil:METHOD"
+    assert load_model(run).run.method == "evil:METHOD"
     assert "evil" not in sys.modules
 
 
@@ -122,7 +123,7 @@ def test_sizes_that_no_model_has_are_refused_at_once(run, keys, value, said):
     change(run, *keys, value=value)
     started = time.monotonic()
     with pytest.raises(UserError, match=said) as caught:
-        WorldModel.load(run)
+        load_model(run)
     assert time.monotonic() - started < 10 and len(str(caught.value)) < 500
 
 
@@ -154,7 +155,7 @@ def test_weights_and_banks_that_are_not_finite_are_refused(run, file):
     next(t for t in tensors.values() if t.is_floating_point()).view(-1)[3] = torch.nan
     save_file(tensors, run / file)
     with pytest.raises(UserError, match=rf"{file}.* not finite"):
-        WorldModel.load(run)
+        load_model(run)
 
 
 class Payload:

@@ -8,15 +8,15 @@ import pytest
 import torch
 
 import atlas_wm
-from atlas_wm.cli import main
+from atlas_wm.cli.app import main
+from atlas_wm.cli.methods import count_parameters, describe_objective, describe_parameters
 from atlas_wm.config import ModelConfig
 from atlas_wm.losses import objective
 from atlas_wm.methods import METHODS
-from atlas_wm.methods_table import count_parameters, describe_objective, describe_parameters
 from atlas_wm.models.predictors import PREDICTORS
 from atlas_wm.models.world_model import WorldModel
 from atlas_wm.recipes import RECIPES, demo, paper
-from atlas_wm.streams import stream
+from atlas_wm.rng import stream
 
 SOURCE = Path(atlas_wm.__file__).parent
 

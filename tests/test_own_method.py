@@ -9,13 +9,13 @@ import pytest
 import torch
 from stable_worldmodel.wm.loss import TemporalStraighteningLoss
 
-from atlas_wm.cli import main
+from atlas_wm.cli.app import main
 from atlas_wm.config import ObjectiveConfig
 from atlas_wm.errors import UserError
 from atlas_wm.losses import ClipLatents, Progress, objective
 from atlas_wm.methods import METHODS, get_method
 from atlas_wm.recipes import demo
-from atlas_wm.streams import stream
+from atlas_wm.rng import stream
 
 TUTORIAL = Path(__file__).parent.parent / "docs" / "own-method.md"
 BLOCKS = re.findall(r"```(python|sh)\n(.*?)```", TUTORIAL.read_text(), re.DOTALL)
@@ -99,7 +99,7 @@ def test_the_schedule_of_the_tutorial_sets_in_over_the_first_half(my_method, cli
 )
 def test_flags_set_the_weight_of_a_term(my_method, monkeypatch, method, flag, weight):
     asked = []
-    monkeypatch.setattr("atlas_wm.commands.train_with_progress", lambda *given, **_: asked.append(given))
+    monkeypatch.setattr("atlas_wm.cli.train.train_with_progress", lambda *given, **_: asked.append(given))
     main(["train", "tworoom", "--method", method, "--recipe", "demo", *flag])
     (config, _task, _data, out, named), *_ = asked
     assert config.objective.extra == {"my_method:straightening": weight}

@@ -1,3 +1,3 @@
-from atlas_wm.cli import main
+from atlas_wm.cli.app import main
 
 main()

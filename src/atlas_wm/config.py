@@ -6,15 +6,13 @@ What is known only from the data (the action size) is an argument of the model, 
 
 import dataclasses
 import math
-import sys
 from dataclasses import dataclass, field
-from types import UnionType
-from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import Literal
 
-from atlas_wm.errors import SettingError, UserError, did_you_mean, short, unknown
+from atlas_wm import __version__
+from atlas_wm.errors import short
+from atlas_wm.settings import check_types, require, within
 
-T = TypeVar("T")
-MOST_FLOAT = sys.float_info.max  # what is larger is infinite, or no float at all; NaN compares as neither
 RGB = tuple[float, float, float]
 IMAGENET_MEAN: RGB = (0.485, 0.456, 0.406)
 IMAGENET_STD: RGB = (0.229, 0.224, 0.225)
@@ -22,28 +20,8 @@ IMAGENET_STD: RGB = (0.229, 0.224, 0.225)
 
 # No model comes near these. They keep a file that asks for a billion of anything from being obeyed.
 MOST_WIDTH, MOST_HIDDEN, MOST_DEPTH, MOST_HEADS, MOST_STEPS, MOST_SEED = 2**16, 2**20, 128, 1024, 1024, 2**63 - 1
-
-
-def _require(condition: bool, message: str) -> None:
-    if not condition:
-        raise SettingError(message)
-
-
-def check_types(where: str, config: Any) -> None:
-    """Every setting has its declared type, as in a file, and becomes what JSON gives back: 1 for a float is 1.0, a
-    list for a tuple is a tuple."""
-    for name, hint in get_type_hints(type(config)).items():
-        try:
-            object.__setattr__(config, name, _parse(hint, getattr(config, name), f"{where}{name}"))
-        except UserError as error:
-            raise SettingError(str(error)) from None
-
-
-def within(where: str, config: Any, low: float, high: float, *names: str) -> None:
-    """The settings of these names lie in [low, high]; NaN does not."""
-    for name in names:
-        value = getattr(config, name)
-        _require(low <= value <= high, f"{where}{name} must lie between {low:g} and {high:g}, not {short(value)}")
+MOST_ACTIONS, MOST_SIDE = 4096, 2**20  # coordinates of an action; pixels
+FORMAT = 2  # of run folders
 
 
 @dataclass(frozen=True)
@@ -80,21 +58,21 @@ class EncoderConfig:
         within("encoder.", self, 1, MOST_HEADS, "heads")
         within("encoder.", self, 1e-3, 1e3, "mlp_ratio")
         within("encoder.", self, 0, 1, "norm_eps")
-        _require(
+        require(
             self.image_size % self.patch_size == 0,
             f"encoder.image_size {self.image_size} is not a multiple of encoder.patch_size {self.patch_size}",
         )
-        _require(
+        require(
             self.width % self.heads == 0,
             f"encoder.width {self.width} is not divisible by encoder.heads {self.heads}",
         )
-        _require(
+        require(
             self.positions != "sincos" or self.width % 4 == 0,
             f"encoder.positions 'sincos' needs a width divisible by 4, not {self.width}",
         )
-        _require(all(math.isfinite(v) for v in self.pixel_mean), "encoder.pixel_mean must be finite")
-        _require(all(0 < v < math.inf for v in self.pixel_std), "encoder.pixel_std must be positive and finite")
-        _require(
+        require(all(math.isfinite(v) for v in self.pixel_mean), "encoder.pixel_mean must be finite")
+        require(all(0 < v < math.inf for v in self.pixel_std), "encoder.pixel_std must be positive and finite")
+        require(
             self.weights is None or self.kind == "dinov2",
             "encoder.weights are for encoder.kind dinov2: a vit encoder is trained from scratch",
         )
@@ -130,7 +108,7 @@ class PredictorConfig:
         within("predictor.", self, 1, MOST_HEADS, "heads", "head_dim", "prefix_heads", "prefix_head_dim")
         within("predictor.", self, 1, MOST_STEPS, "prefixes")
         within("predictor.", self, 0, 1e3, "positions_std")
-        _require(0 <= self.dropout < 1, f"predictor.dropout must lie in [0, 1), not {self.dropout}")
+        require(0 <= self.dropout < 1, f"predictor.dropout must lie in [0, 1), not {self.dropout}")
 
 
 @dataclass(frozen=True)
@@ -157,7 +135,7 @@ class ModelConfig:
         within("model.", self, 1, MOST_WIDTH, "latent", "action_smooth")
         within("model.", self, 1, MOST_HIDDEN, "hidden", "action_hidden")
         within("model.", self, 0, MOST_HIDDEN, "inverse_hidden")
-        _require(
+        require(
             (self.encoder.kind == "dinov2") == (self.predictor.kind == "patch"),
             "encoder.kind dinov2 and predictor.kind patch belong together",
         )
@@ -210,11 +188,11 @@ class ObjectiveConfig:
     def __post_init__(self) -> None:
         check_types("objective.", self)
         for name in BUILT_IN_TERMS:
-            _require(getattr(self, name) >= 0, f"objective.{name} must be >= 0, not {getattr(self, name)}")
+            require(getattr(self, name) >= 0, f"objective.{name} must be >= 0, not {getattr(self, name)}")
         for name in self.extra:
-            _require(":" in name, f"objective.extra names a term as module:function, not {name!r}")
+            require(":" in name, f"objective.extra names a term as module:function, not {name!r}")
         within("objective.", self, 1, MOST_HIDDEN, "directions")
-        _require(bool(self.weights), "the objective needs at least one term with a weight above 0")
+        require(bool(self.weights), "the objective needs at least one term with a weight above 0")
 
     @property
     def weights(self) -> dict[str, float]:
@@ -272,13 +250,13 @@ class TrainConfig:
     def __post_init__(self) -> None:
         check_types("train.", self)
         for name in ("epochs", "batch", "lr", "clip", "log_every", "validate_every"):
-            _require(getattr(self, name) > 0, f"train.{name} must be positive, not {getattr(self, name)}")
+            require(getattr(self, name) > 0, f"train.{name} must be positive, not {getattr(self, name)}")
         for name in ("steps", "checkpoint_every", "keep_every"):
             value = getattr(self, name)
-            _require(value is None or value > 0, f"train.{name} must be positive, not {value}")
-        _require(0 <= self.warmup < 1, f"train.warmup is a share in [0, 1), not {self.warmup}")
-        _require(0 < self.holdout < 1, f"train.holdout is a share in (0, 1), not {self.holdout}")
-        _require(self.batch >= 2, "train.batch must be at least 2: the losses are statistics of a batch")
+            require(value is None or value > 0, f"train.{name} must be positive, not {value}")
+        require(0 <= self.warmup < 1, f"train.warmup is a share in [0, 1), not {self.warmup}")
+        require(0 < self.holdout < 1, f"train.holdout is a share in (0, 1), not {self.holdout}")
+        require(self.batch >= 2, "train.batch must be at least 2: the losses are statistics of a batch")
         within("train.", self, 0, MOST_SEED, "seed", "split_seed", "workers", "batchnorm_batches")
 
 
@@ -305,15 +283,15 @@ class PlanConfig:
     def __post_init__(self) -> None:
         check_types("plan.", self)
         within("plan.", self, 1, 1e6, "candidates", "iterations", "horizon")
-        _require(
+        require(
             2 <= self.elites <= self.candidates,
             f"plan.elites must lie between 2 and plan.candidates ({self.candidates}), not {self.elites}",
         )
-        _require(
+        require(
             1 <= self.execute <= self.horizon,
             f"plan.execute must lie between 1 and plan.horizon ({self.horizon}), not {self.execute}",
         )
-        _require(self.candidate_chunk is None or self.candidate_chunk >= 1, "plan.candidate_chunk must be >= 1")
+        require(self.candidate_chunk is None or self.candidate_chunk >= 1, "plan.candidate_chunk must be >= 1")
 
     @property
     def replanning(self) -> str:
@@ -331,67 +309,54 @@ class RunConfig:
 
     def __post_init__(self) -> None:
         check_types("", self)
-        _require(
+        require(
             self.objective.inverse == 0 or self.model.inverse_hidden > 0,
             "objective.inverse needs the head model.inverse_hidden (PLDM: 512)",
         )
-        _require(
+        require(
             self.model.encoder.kind == "vit" or set(self.objective.weights) == {"prediction"},
             "a frozen encoder has nothing to regularise: only objective.prediction may have a weight",
         )
-        _require(
+        require(
             self.model.predictor.kind != "prefix" or self.plan.horizon <= self.model.predictor.prefixes,
             f"plan.horizon {self.plan.horizon} is longer than predictor.prefixes {self.model.predictor.prefixes}",
         )
 
 
-def to_dict(config: Any) -> dict[str, Any]:
-    return dataclasses.asdict(config)
+@dataclass(frozen=True)
+class DataInfo:
+    """Where the training data came from and which part of it was held out."""
 
+    path: str
+    hash: str
+    episodes: int
+    rows: int
+    training_clips: int
+    validation_clips: int
+    frame_size: tuple[int, int] | None = None
+    """Height and width of the stored frames; None where they are drawn, or in runs of older versions."""
 
-def from_dict(cls: type[T], data: Any, where: str = "config") -> T:
-    """The strict inverse of :func:`to_dict`: unknown names and wrong types are errors that say where."""
-    if not isinstance(data, dict):
-        raise UserError(f"{where} must be an object, not {type(data).__name__}")
-    hints = get_type_hints(cls)
-    for name in data:
-        if name not in hints:
-            raise unknown(f"setting in {where}", str(name), hints)
-    for f in dataclasses.fields(cls):  # type: ignore[arg-type]
-        if f.name not in data and f.default is dataclasses.MISSING and f.default_factory is dataclasses.MISSING:
-            raise UserError(f"{where} lacks {f.name}")
-    settings = {name: _parse(hints[name], value, f"{where}.{name}") for name, value in data.items()}
-    try:
-        return cls(**settings)
-    except SettingError as error:
-        raise UserError(f"{where}: {error}") from error
-
-
-def _parse(hint: Any, value: Any, where: str) -> Any:
-    origin = get_origin(hint)
-    if dataclasses.is_dataclass(hint):
-        return value if isinstance(value, hint) else from_dict(hint, value, where)  # type: ignore[arg-type]
-    if origin is Literal:
-        if isinstance(value, str) and value in get_args(hint):
-            return value
-        names = " or ".join(repr(name) for name in get_args(hint))
-        raise UserError(f"{where} must be {names}, not {short(value)}.{did_you_mean(value, get_args(hint))}")
-    if origin in (Union, UnionType):
-        if value is None:
-            return None
-        return _parse(next(a for a in get_args(hint) if a is not type(None)), value, where)
-    if origin in (list, tuple) and get_args(hint)[1:] in ((), (...,)) and isinstance(value, (list, tuple)):
-        return origin(_parse(get_args(hint)[0], v, f"{where}[{i}]") for i, v in enumerate(value))
-    if origin is tuple and isinstance(value, (list, tuple)) and len(value) == len(get_args(hint)):
-        return tuple(
-            _parse(a, v, f"{where}[{i}]") for i, (a, v) in enumerate(zip(get_args(hint), value, strict=True))
+    def __post_init__(self) -> None:
+        require(
+            self.frame_size is None or all(1 <= side <= MOST_SIDE for side in self.frame_size),
+            f"data.frame_size must lie between 1 and {MOST_SIDE}, not {short(self.frame_size)}",
         )
-    if origin is dict and isinstance(value, dict):
-        _, of = get_args(hint)
-        return {str(k): _parse(of, v, f"{where}.{short(k)}") for k, v in value.items()}
-    if hint is float and isinstance(value, (int, float)) and type(value) is not bool and abs(value) <= MOST_FLOAT:
-        return float(value)
-    if hint in (int, str, bool) and type(value) is hint:
-        return value
-    name = getattr(hint, "__name__", None) if origin is None else str(hint)
-    raise UserError(f"{where} must be {name or hint}, not {short(value)}")
+
+
+@dataclass(frozen=True)
+class RunInfo:
+    """What a run folder says of itself."""
+
+    task: str
+    method: str
+    recipe: str
+    action_size: int
+    config: RunConfig
+    data: DataInfo
+    device: str
+    versions: dict[str, str] = field(default_factory=dict)
+    format: int = FORMAT
+    atlas_wm: str = field(default=__version__)
+
+    def __post_init__(self) -> None:
+        within("", self, 1, MOST_ACTIONS, "action_size")

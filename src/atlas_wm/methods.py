@@ -15,7 +15,7 @@ from atlas_wm.config import (
     TrainConfig,
 )
 from atlas_wm.errors import UserError, unknown
-from atlas_wm.imports import import_named
+from atlas_wm.plugins import import_named
 
 
 @dataclass(frozen=True)

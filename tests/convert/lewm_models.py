@@ -16,15 +16,16 @@ from transformers import ViTConfig, ViTModel
 from atlas_wm.config import (
     IMAGENET_MEAN,
     IMAGENET_STD,
+    DataInfo,
     EncoderConfig,
     ModelConfig,
     ObjectiveConfig,
     PredictorConfig,
     RunConfig,
+    RunInfo,
 )
 from atlas_wm.errors import UserError
 from atlas_wm.models.world_model import WorldModel
-from atlas_wm.run_folder import DataInfo, RunInfo
 
 
 def vit(width=192, depth=12, heads=3, mlp=768, patch=14, image=224) -> ViTModel:

@@ -11,6 +11,7 @@ from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError
 
 from atlas_wm.errors import UserError
 from atlas_wm.models.world_model import WorldModel
+from atlas_wm.runs.model import load_model, push_to_hub, save_model
 
 FILES = {"config.json", "model.safetensors", "normalizer.json", "bank.safetensors", "states.safetensors"}
 
@@ -23,16 +24,16 @@ def same(one: WorldModel, other: WorldModel) -> bool:
 
 
 def test_a_saved_model_is_loaded_again(run_folder, tmp_path):
-    model = WorldModel.from_pretrained(str(run_folder))
-    model.save_pretrained(tmp_path / "a" / "b")
+    model = load_model(str(run_folder))
+    save_model(model, tmp_path / "a" / "b")
     assert {p.name for p in (tmp_path / "a" / "b").iterdir()} == FILES
-    again = WorldModel.from_pretrained(tmp_path / "a" / "b")
+    again = load_model(tmp_path / "a" / "b")
     assert same(model, again) and again.run == model.run and not again.training
 
 
 def test_a_model_without_a_run_is_not_saved(demo_model, tmp_path):
     with pytest.raises(UserError, match="trained or loaded"):
-        demo_model.save_pretrained(tmp_path)
+        save_model(demo_model, tmp_path)
 
 
 def test_exactly_the_files_of_a_model_are_fetched(run_folder, tmp_path, monkeypatch):
@@ -45,9 +46,9 @@ def test_exactly_the_files_of_a_model_are_fetched(run_folder, tmp_path, monkeypa
         return str(tmp_path)
 
     monkeypatch.setattr(huggingface_hub, "snapshot_download", snapshot_download)
-    model = WorldModel.from_pretrained("someone/tworoom", revision="v2")
+    model = load_model("someone/tworoom", revision="v2")
     assert asked == [("someone/tworoom", "v2", FILES)]
-    assert same(model, WorldModel.load(run_folder))
+    assert same(model, load_model(run_folder))
 
 
 @pytest.mark.parametrize(
@@ -60,9 +61,9 @@ def test_what_the_hub_says_becomes_one_line(error, run_folder, monkeypatch):
     monkeypatch.setattr(huggingface_hub, "snapshot_download", fail)
     monkeypatch.setattr(huggingface_hub.HfApi, "create_repo", fail)
     with pytest.raises(UserError) as fetched:
-        WorldModel.from_pretrained("someone/missing")
+        load_model("someone/missing")
     with pytest.raises(UserError) as pushed:
-        WorldModel.load(run_folder).push_to_hub("someone/missing")
+        push_to_hub(load_model(run_folder), "someone/missing")
     for refused in (fetched, pushed):
         said = str(refused.value)
         assert "someone/missing" in said and type(error).__name__ in said and "network" in said and "\n" not in said
@@ -81,13 +82,13 @@ def test_a_model_is_pushed_with_a_card_and_comes_back(run_folder, tmp_path, monk
 
     monkeypatch.setattr(huggingface_hub.HfApi, "create_repo", create_repo)
     monkeypatch.setattr(huggingface_hub.HfApi, "upload_folder", upload_folder)
-    model = WorldModel.load(run_folder)
-    assert model.push_to_hub("someone/tworoom", private=True) == "https://huggingface.co/someone/tworoom"
+    model = load_model(run_folder)
+    assert push_to_hub(model, "someone/tworoom", private=True) == "https://huggingface.co/someone/tworoom"
     assert created == [("someone/tworoom", True, True)]
     repo = tmp_path / "someone" / "tworoom"
     assert {p.name for p in repo.iterdir()} == FILES | {"README.md"}
-    assert 'WorldModel.from_pretrained("someone/tworoom")' in (repo / "README.md").read_text()
-    assert same(model, WorldModel.from_pretrained(repo))
+    assert 'load_model("someone/tworoom")' in (repo / "README.md").read_text()
+    assert same(model, load_model(repo))
     assert (
         json.loads((repo / "config.json").read_text())["data"]["path"] == "tworoom.h5"
     )  # no folder of this machine

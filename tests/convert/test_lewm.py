@@ -19,19 +19,19 @@ from lewm_models import (
     vit,
 )
 
-from atlas_wm.cli import main
+from atlas_wm.cli.app import main
 from atlas_wm.convert.lewm import export_lewm, import_lewm, new_name, old_name
 from atlas_wm.data.training_set import open_training_set
-from atlas_wm.models.world_model import WorldModel
 from atlas_wm.recipes import paper
-from atlas_wm.run_folder import read_run
+from atlas_wm.runs.folder import read_run
+from atlas_wm.runs.model import load_model
 
 TOLERANCE = 1e-4  # in float32; the numbers are of the order of 1
 
 
 @torch.no_grad()
 def test_an_imported_model_is_the_same_function(theirs, imported):
-    ours = WorldModel.from_pretrained(imported)
+    ours = load_model(imported)
     torch.manual_seed(3)
     frames = torch.randint(0, 256, (4, 3, 224, 224), dtype=torch.uint8)
     pixels = normalised(frames)
@@ -67,7 +67,7 @@ def test_the_imported_run_says_what_it_is(imported, dataset_path, task, run_fold
 
 @torch.no_grad()
 def test_an_imported_run_has_a_bank_of_training_frames(imported, dataset_path, task):
-    model = WorldModel.load(imported)
+    model = load_model(imported)
     first = next(open_training_set(dataset_path, task, read_run(imported)[0].config).some_frames())
     assert model.bank is not None and len(model.bank.points) == 60
     torch.testing.assert_close(model.bank.points[: len(first)], model.encode(first), atol=1e-4, rtol=1e-4)
@@ -117,7 +117,7 @@ def test_old_names_mixed_with_new_ones_and_unused_parts(small, task, dataset_pat
     }
     mixed |= {"encoder.pooler.dense.weight": torch.zeros(64, 64), "encoder.embeddings.mask_token": torch.zeros(1)}
     folder = save(mixed, tmp_path / "x", SMALL_CONFIG)
-    ours = WorldModel.load(import_lewm(folder / "weights.pt", task, dataset_path, tmp_path / "run"))
+    ours = load_model(import_lewm(folder / "weights.pt", task, dataset_path, tmp_path / "run"))
     assert ours.encoder.vit.blocks[1].mlp.fc1.weight.dtype == torch.float32
     frames = torch.randint(0, 256, (3, 3, 16, 16), dtype=torch.uint8)
     with torch.no_grad():
@@ -145,7 +145,7 @@ def test_our_own_model_there_and_back(task, dataset_path, tmp_path, monkeypatch)
     stand_in_for_hydra(monkeypatch)
     run = own_run(tmp_path / "run", OWN)
     main(["export", str(run), "--format", "lewm", "--out", str(tmp_path / "checkpoints" / "own")])
-    ours = WorldModel.load(run)
+    ours = load_model(run)
     loaded = load_pretrained("own", cache_dir=tmp_path).eval()
     frames = torch.randint(0, 256, (3, 3, 28, 28), dtype=torch.uint8)
     z = loaded.encode({"pixels": normalised(frames)[None]})["emb"][0]
@@ -154,7 +154,7 @@ def test_our_own_model_there_and_back(task, dataset_path, tmp_path, monkeypatch)
     back = tmp_path / "back"
     flags = ["--task", "tworoom", "--data", str(dataset_path), "--out", str(back)]
     main(["import", str(tmp_path / "checkpoints" / "own"), "--format", "lewm", *flags])
-    again = WorldModel.load(back)
+    again = load_model(back)
     # How the positions started is not in a checkpoint.
     assert again.config == replace(OWN, encoder=replace(OWN.encoder, positions="random"))
     assert all(torch.equal(tensor, ours.state_dict()[name]) for name, tensor in again.state_dict().items())

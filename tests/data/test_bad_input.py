@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 from synthetic import columns, write_h5
 
-from atlas_wm.cli import main
+from atlas_wm.cli.app import main
 from atlas_wm.data.collect import record_episode
-from atlas_wm.run_folder import read_json, write_json
+from atlas_wm.runs.files import read_json, write_json
 
 
 def refusal(folder: Path, *arguments: str) -> str:

@@ -13,7 +13,7 @@ from atlas_wm.data.clips import ClipDataset, clip_index, fit_normalizer, split_c
 from atlas_wm.data.dataset import EpisodeData
 from atlas_wm.data.loader import EpochBatches, make_loader
 from atlas_wm.errors import UserError
-from atlas_wm.normalize import Normalizer
+from atlas_wm.normalizer import Normalizer
 
 
 @given(st.lists(st.integers(1, 40), min_size=1, max_size=12), st.integers(1, 20))

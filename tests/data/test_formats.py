@@ -4,11 +4,11 @@ import numpy as np
 import pytest
 import torch
 
-from atlas_wm.cli import main
+from atlas_wm.cli.app import main
 from atlas_wm.data.clips import ClipDataset, clip_index
 from atlas_wm.data.collect import record_episode
 from atlas_wm.data.dataset import EpisodeData
-from atlas_wm.normalize import Normalizer
+from atlas_wm.normalizer import Normalizer
 
 FORMATS = {"hdf5": "x.h5", "lance": "x.lance", "folder": "pictures", "video": "videos"}
 # Mean and largest difference of a 224×224 frame from what was rendered, in levels of 255. H.264 has half the

@@ -12,7 +12,7 @@ from synthetic import columns
 from atlas_wm.data.clips import ClipDataset, clip_index
 from atlas_wm.data.dataset import EpisodeData
 from atlas_wm.data.loader import EpochBatches, make_loader
-from atlas_wm.normalize import Normalizer
+from atlas_wm.normalizer import Normalizer
 from atlas_wm.recipes import demo
 from atlas_wm.tasks import get_task
 

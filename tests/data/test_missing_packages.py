@@ -4,7 +4,7 @@ import sys
 
 import pytest
 
-from atlas_wm import doctor
+from atlas_wm.cli import doctor
 from atlas_wm.data.collect import collect
 from atlas_wm.data.dataset import EpisodeData
 from atlas_wm.errors import UserError

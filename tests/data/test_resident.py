@@ -6,7 +6,7 @@ from atlas_wm.data import resident
 from atlas_wm.data.clips import ClipDataset, clip_index, fit_normalizer
 from atlas_wm.data.dataset import EpisodeData
 from atlas_wm.data.resident import keep_on_device, tiled, untiled
-from atlas_wm.streams import stream
+from atlas_wm.rng import stream
 
 
 @pytest.fixture(scope="module")

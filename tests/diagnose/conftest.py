@@ -11,7 +11,7 @@ import h5py
 import pytest
 from run_folders import OFFSET, PROTOCOL, SETTINGS, Diagnosed, change_json, change_weights, save_untrained
 
-from atlas_wm.cli import main
+from atlas_wm.cli.app import main
 from atlas_wm.config import EncoderConfig, ModelConfig, PlanConfig, PredictorConfig
 from atlas_wm.data.dataset import EpisodeData
 from atlas_wm.diagnose.simulate import Simulator

@@ -11,7 +11,7 @@ from atlas_wm.config import PlanConfig
 from atlas_wm.diagnose.queries import Queries
 from atlas_wm.diagnose.subject import Subject
 from atlas_wm.models.world_model import Features
-from atlas_wm.normalize import Normalizer
+from atlas_wm.normalizer import Normalizer
 
 FRAMESKIP = 5
 

@@ -13,7 +13,8 @@ from atlas_wm.config import RunConfig
 from atlas_wm.diagnose.queries import QuerySettings
 from atlas_wm.evaluate.protocol import Protocol
 from atlas_wm.models.world_model import WorldModel
-from atlas_wm.run_folder import read_run
+from atlas_wm.runs.folder import read_run
+from atlas_wm.runs.model import save_model
 
 OFFSET = 20
 SETTINGS = QuerySettings(queries=4, candidates=6, offset=OFFSET)
@@ -62,6 +63,6 @@ def save_untrained(folder: Path, like: Path, config: RunConfig) -> Path:
     torch.manual_seed(0)
     untrained = WorldModel(config.model, info.action_size, normalizer).eval()
     untrained.run = replace(info, config=config)
-    untrained.save_pretrained(folder)
+    save_model(untrained, folder)
     shutil.copytree(like / "evaluation", folder / "evaluation")
     return folder

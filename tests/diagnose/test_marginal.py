@@ -8,7 +8,7 @@ from scipy.integrate import quad
 from scipy.stats import norm
 
 from atlas_wm.diagnose.marginal import EPISODES, EVERY, STEPS, marginal, median_cvm, statistics
-from atlas_wm.streams import stream
+from atlas_wm.rng import stream
 
 
 def gaussian(count: int, d: int, seed: int = 0) -> torch.Tensor:

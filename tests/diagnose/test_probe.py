@@ -9,7 +9,7 @@ from sklearn.metrics import roc_auc_score
 
 from atlas_wm.diagnose.bootstrap import resamples
 from atlas_wm.diagnose.probe import auroc, probe
-from atlas_wm.results import EpisodeResult
+from atlas_wm.runs.results import EpisodeResult
 from made_up_results import episode
 
 

@@ -5,7 +5,7 @@ import torch
 
 from atlas_wm.diagnose import simulate
 from atlas_wm.diagnose.simulate import Simulator
-from atlas_wm.frames import frame_to_tensor, reduce_frames
+from atlas_wm.images import frame_to_tensor, reduce_frames
 from atlas_wm.tasks import get_task
 
 

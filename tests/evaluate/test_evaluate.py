@@ -13,8 +13,8 @@ from atlas_wm.evaluate.evaluate import Job, Setup, Worker, evaluate
 from atlas_wm.evaluate.protocol import draw_starts
 from atlas_wm.evaluate.rollout import run_episodes
 from atlas_wm.evaluate.stage import Stage
-from atlas_wm.results import EvaluationResult, Protocol, films_path
-from atlas_wm.run_folder import read_run
+from atlas_wm.runs.folder import read_run
+from atlas_wm.runs.results import EvaluationResult, Protocol, films_path
 
 
 @pytest.fixture(scope="module")

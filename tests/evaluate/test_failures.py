@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 import torch
 
-from atlas_wm.cli import main
+from atlas_wm.cli.app import main
 from atlas_wm.data import collect as collect_module
 from atlas_wm.data.collect import collect
 from atlas_wm.data.dataset import EpisodeData
@@ -25,7 +25,7 @@ from atlas_wm.errors import UserError
 from atlas_wm.evaluate import evaluate as evaluate_module
 from atlas_wm.evaluate.evaluate import Job, JobResult, Setup, Worker, evaluate
 from atlas_wm.evaluate.protocol import Protocol, draw_starts
-from atlas_wm.results import PolicyResult, read_results
+from atlas_wm.runs.results import PolicyResult, read_results
 from atlas_wm.tasks.tworoom import TwoRoom
 
 PROTOCOL = Protocol(offset=20, budget=25, episodes=6, seeds=(8,))

@@ -11,7 +11,7 @@ from atlas_wm.data.dataset import EpisodeData
 from atlas_wm.evaluate import evaluate as module
 from atlas_wm.evaluate.evaluate import Job, Setup, Worker, evaluate
 from atlas_wm.evaluate.protocol import Protocol, draw_starts
-from atlas_wm.results import EpisodeRecord
+from atlas_wm.runs.results import EpisodeRecord
 
 EPISODES = 16
 PROTOCOL = Protocol(offset=20, budget=30, episodes=EPISODES, seeds=(8,))

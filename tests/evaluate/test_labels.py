@@ -8,7 +8,6 @@ import h5py
 import numpy as np
 import pytest
 
-from atlas_wm.commands import write_bank
 from atlas_wm.data.dataset import EpisodeData
 from atlas_wm.data.states import TrainingStates, training_rows
 from atlas_wm.errors import UserError
@@ -16,8 +15,9 @@ from atlas_wm.evaluate.evaluate import evaluate
 from atlas_wm.evaluate.novelty import draw_and_label
 from atlas_wm.evaluate.protocol import draw_starts
 from atlas_wm.evaluate.split import path_scores, state_bank
-from atlas_wm.results import NoveltyBank, Protocol
-from atlas_wm.run_folder import STATES, read_run
+from atlas_wm.runs.folder import STATES, read_run
+from atlas_wm.runs.results import NoveltyBank, Protocol
+from atlas_wm.train.bank import write_bank
 
 PROTOCOL = Protocol(10, 12, 30, (1,))
 

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from atlas_wm.cli import main
-from atlas_wm.results import read_results
+from atlas_wm.cli.app import main
+from atlas_wm.runs.results import read_results
 from atlas_wm.tasks.tworoom import TwoRoom
 
 

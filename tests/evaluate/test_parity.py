@@ -29,13 +29,13 @@ from atlas_wm.data.dataset import EpisodeData
 from atlas_wm.evaluate.protocol import Protocol, draw_starts
 from atlas_wm.evaluate.rollout import Policy, planning_policy, run_episodes
 from atlas_wm.evaluate.stage import Stage
-from atlas_wm.frames import reduce_frames
+from atlas_wm.images import reduce_frames
 from atlas_wm.models.world_model import WorldModel
-from atlas_wm.normalize import Normalizer
+from atlas_wm.normalizer import Normalizer
 from atlas_wm.plan.harness import GoalCost, Standardisation
 from atlas_wm.plan.planner import Planner
-from atlas_wm.results import EpisodeRecord
-from atlas_wm.streams import stream
+from atlas_wm.rng import stream
+from atlas_wm.runs.results import EpisodeRecord
 from atlas_wm.tasks import Task, rendering
 from atlas_wm.tasks.base import import_harness
 from atlas_wm.tasks.cube import Cube

@@ -18,8 +18,8 @@ import torch
 
 from atlas_wm.data.dataset import EpisodeData
 from atlas_wm.errors import UserError
+from atlas_wm.evaluate.env_pool import StageProcesses
 from atlas_wm.evaluate.evaluate import Job, JobResult, Setup, Worker, evaluate
-from atlas_wm.evaluate.processes import StageProcesses
 from atlas_wm.evaluate.protocol import Protocol, draw_starts
 from atlas_wm.evaluate.rollout import planning_policy, random_policy, run_episodes
 from atlas_wm.evaluate.stage import Seen, Stage, Start

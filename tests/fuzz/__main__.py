@@ -57,7 +57,7 @@ def guided(folder: Path, seconds: int) -> None:
     import atheris
 
     from atlas_wm.errors import UserError
-    from atlas_wm.run_folder import read_run
+    from atlas_wm.runs.folder import read_run
 
     corpus = folder / "corpus"
     corpus.mkdir()
@@ -94,9 +94,9 @@ def main() -> None:
             import atheris
 
             with atheris.instrument_imports(
-                include=["atlas_wm.config", "atlas_wm.normalize", "atlas_wm.run_folder"]
+                include=["atlas_wm.config", "atlas_wm.normalizer", "atlas_wm.runs.folder"]
             ):
-                import atlas_wm.run_folder  # noqa: F401
+                import atlas_wm.runs.folder  # noqa: F401
         from targets import SLOW, TARGETS, make_valid
 
         make_valid(folder)

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from hostile import Mutator, changed_bytes, hostile_json, hostile_safetensors
 
-from atlas_wm.config import EncoderConfig, ModelConfig, PredictorConfig
+from atlas_wm.config import DataInfo, EncoderConfig, ModelConfig, PredictorConfig, RunInfo
 from atlas_wm.convert.lewm import read_checkpoint, to_lewm
 from atlas_wm.convert.lewm_config import sizes
 from atlas_wm.data.dataset import EpisodeData, check_card
@@ -24,7 +24,8 @@ from atlas_wm.recipes import demo
 from atlas_wm.report.page import SECTIONS, headlines, write_report
 from atlas_wm.report.runs import read_study
 from atlas_wm.report.section import data_warnings
-from atlas_wm.run_folder import DataInfo, RunInfo, read_run
+from atlas_wm.runs.folder import read_run
+from atlas_wm.runs.model import load_model, save_model
 from atlas_wm.tasks import get_task, get_task_of
 
 EVIL = "from pathlib import Path\nPath('escaped').touch()\n"  # would leave a trace where it is imported
@@ -46,7 +47,7 @@ def make_valid(folder: Path) -> None:
     data = DataInfo("tworoom.h5", "0" * 16, 2, 60, 10, 2)
     model.run = RunInfo("tworoom", "atlas", "demo", 2, config, data, "cpu")
     model.remember([torch.zeros(60, 3, 32, 32, dtype=torch.uint8).random_(256)])
-    model.save_pretrained(folder / "run")
+    save_model(model, folder / "run")
     TrainingStates(np.zeros((60, 2), np.float32), ("state",), data.hash).write(folder / "run")
     make_run(folder / "made_up", "atlas", seeds=(42, 43))
     evaluation = json.loads((folder / "made_up/evaluation/all_offset50_budget75.json").read_text())
@@ -74,7 +75,7 @@ def read_states(folder: Path) -> None:
 
 
 def load_run(folder: Path) -> None:
-    model = WorldModel.load(folder / "run")
+    model = load_model(folder / "run")
     assert model.run is not None
     get_task_of(model.run)
 

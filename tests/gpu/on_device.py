@@ -11,7 +11,7 @@ from atlas_wm.config import RunConfig
 from atlas_wm.data.clips import Batch
 from atlas_wm.models.world_model import WorldModel
 from atlas_wm.recipes import get_recipe
-from atlas_wm.streams import stream
+from atlas_wm.rng import stream
 from atlas_wm.train.step import PlainStep, Step, Update, make_step
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")  # a CPU only while tests are collected

@@ -18,7 +18,7 @@ from torch import nn
 
 from atlas_wm.models.predictors import CausalPredictor
 from atlas_wm.plan.planner import Planner
-from atlas_wm.streams import stream
+from atlas_wm.rng import stream
 from atlas_wm.train.step import WARM_UP
 
 

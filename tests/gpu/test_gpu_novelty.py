@@ -7,11 +7,11 @@ from on_device import DEVICE, FLOAT32, config_of, pictures, random_model
 from scipy.spatial import cKDTree
 
 from atlas_wm import geometry
-from atlas_wm.geometry import knn_novelty
 from atlas_wm.losses.relational import EPSILON_0
 from atlas_wm.models.bank import LatentBank
+from atlas_wm.models.geometry import knn_novelty
 from atlas_wm.plan.planner import Planner
-from atlas_wm.streams import stream
+from atlas_wm.rng import stream
 
 
 def uneven(count, size, seed):

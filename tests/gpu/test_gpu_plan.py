@@ -11,7 +11,7 @@ from on_device import DEVICE, FLOAT32, config_of, pictures, random_model
 
 from atlas_wm.plan.cem import cem
 from atlas_wm.plan.planner import Planner
-from atlas_wm.streams import stream
+from atlas_wm.rng import stream
 
 RECIPES = ["demo", "paper"]
 
@@ -31,7 +31,7 @@ def frames_and_goals(model, episodes):
 def test_in_float32_the_kernels_choose_the_elites_of_the_plain_rollout(recipe):
     """They judge the candidates of every iteration of a plain search. Only costs that are equal but for rounding
     may change places."""
-    from atlas_wm.models.kernels import TritonTerminal
+    from atlas_wm.kernels.rollout_triton import TritonTerminal
 
     model, plan = model_and_plan(recipe, iterations=8)
     z, z_goal = (model.encode(some) for some in frames_and_goals(model, 8))
@@ -54,7 +54,7 @@ def test_in_float32_the_kernels_choose_the_elites_of_the_plain_rollout(recipe):
 @pytest.mark.parametrize(("recipe", "rule"), [("demo", "terminal"), ("demo", "nearest"), ("paper", "terminal")])
 @torch.inference_mode()
 def test_in_float32_the_captured_search_is_the_plain_one_from_the_same_noise(recipe, rule):
-    from atlas_wm.models.kernels import draw_candidates
+    from atlas_wm.kernels.cem import draw_candidates
     from atlas_wm.plan.captured import CapturedSearch
 
     model, plan = model_and_plan(recipe, iterations=3, rule=rule)

@@ -18,8 +18,8 @@ import atlas_wm
 from atlas_wm.data.dataset import EpisodeData
 from atlas_wm.data.resident import keep_on_device
 from atlas_wm.data.training_set import TrainingSet
-from atlas_wm.models.world_model import WorldModel
 from atlas_wm.recipes import demo
+from atlas_wm.runs.model import load_model
 from atlas_wm.train import step as step_module
 from atlas_wm.train.loop import train
 
@@ -65,7 +65,7 @@ def test_streamed_frames_do_not_disturb_the_capture(task, dataset_path, tmp_path
     assert "fast path: off" not in caplog.text
     (step,) = steps_made
     assert step.graph is not None and [int(row["step"]) for row in rows_of(folder)] == [10, 20, 30, 40, 50, 60]
-    assert WorldModel.load(folder).bank is not None
+    assert load_model(folder).bank is not None
 
 
 def test_frames_kept_on_the_device_train_the_same_model(task, dataset_path, tmp_path, steps_made, caplog):

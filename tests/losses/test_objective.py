@@ -8,7 +8,7 @@ from atlas_wm.losses import ClipLatents, objective, prediction, relational, sigr
 from atlas_wm.losses.objective import TERMS
 from atlas_wm.methods import METHODS
 from atlas_wm.recipes import RECIPES
-from atlas_wm.streams import stream
+from atlas_wm.rng import stream
 
 EVERYTHING = ObjectiveConfig(prediction=0.5, wemreg=2.0, sigreg=0.25, relational=0.125, directions=8)
 ABLATION = ("atlas", "wemreg", "lewm+ood", "lewm")

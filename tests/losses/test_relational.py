@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from atlas_wm.losses import gaussian_cells, normalized_distances, relational
 from atlas_wm.losses.relational import gram_distances
-from atlas_wm.streams import stream
+from atlas_wm.rng import stream
 
 N, M = 12, 4
 

@@ -6,7 +6,7 @@ from stable_worldmodel.wm.loss import SIGReg
 
 from atlas_wm.losses import sigreg
 from atlas_wm.losses.projections import random_directions
-from atlas_wm.streams import stream
+from atlas_wm.rng import stream
 
 
 def plain_sigreg(z, directions):

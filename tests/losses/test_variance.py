@@ -10,7 +10,7 @@ from atlas_wm.losses import ClipLatents, objective
 from atlas_wm.losses.variance import centred, cov, std, temporal
 from atlas_wm.methods import METHODS
 from atlas_wm.models.world_model import WorldModel
-from atlas_wm.streams import stream
+from atlas_wm.rng import stream
 
 PUBLISHED = {
     "std": "std_loss",

@@ -10,7 +10,7 @@ from scipy.stats import norm
 
 from atlas_wm.losses import gaussian_cells, wemreg
 from atlas_wm.losses.projections import random_directions
-from atlas_wm.streams import stream
+from atlas_wm.rng import stream
 
 SIZES = [2, 3, 7, 64, 513]
 SAMPLERS = {

@@ -4,7 +4,7 @@ from torch.nn.functional import conv2d
 
 from atlas_wm.config import EncoderConfig
 from atlas_wm.models.encoders import ViTEncoder
-from atlas_wm.streams import stream
+from atlas_wm.rng import stream
 
 
 @pytest.mark.parametrize("size", [(28, 28), (42, 28)])

@@ -13,7 +13,7 @@ from atlas_wm.errors import UserError
 from atlas_wm.models.predictors import PREDICTORS, PrefixPredictor, sinusoids
 from atlas_wm.models.world_model import WorldModel
 from atlas_wm.plan.planner import Planner
-from atlas_wm.streams import stream
+from atlas_wm.rng import stream
 
 TOKENS, TOKEN, LATENT, ACTION = 4, 8, 6, 10  # tokens of a frame, numbers of a token, of z, of an action block
 SIZES = PredictorConfig(width=16, depth=2, heads=2, head_dim=8, mlp=32, prefixes=4, prefix_heads=2)

@@ -6,9 +6,9 @@ from atlas_wm.errors import UserError
 from atlas_wm.models.encoders import sincos_positions
 from atlas_wm.models.layers import AdaLNBlock, CausalAttention
 from atlas_wm.models.world_model import WorldModel
-from atlas_wm.normalize import Normalizer
+from atlas_wm.normalizer import Normalizer
 from atlas_wm.recipes import demo, paper
-from atlas_wm.streams import stream
+from atlas_wm.rng import stream
 
 LATENT, BLOCK = 32, 10  # of the demo model: size of z, and numbers in a block of 5 actions of size 2
 

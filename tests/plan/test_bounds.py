@@ -9,19 +9,20 @@ import numpy as np
 import pytest
 import torch
 
-from atlas_wm.cli import main
-from atlas_wm.config import PlanConfig, from_dict, to_dict
+from atlas_wm.cli.app import main
+from atlas_wm.config import PlanConfig
 from atlas_wm.data.clips import clip_index, fit_normalizer
 from atlas_wm.data.dataset import EpisodeData
 from atlas_wm.data.training_set import open_training_set
 from atlas_wm.errors import UserError
 from atlas_wm.methods import METHODS
-from atlas_wm.models.world_model import WorldModel
-from atlas_wm.normalize import Normalizer
+from atlas_wm.normalizer import Normalizer
 from atlas_wm.plan.planner import Planner
 from atlas_wm.recipes import demo, paper
-from atlas_wm.run_folder import read_run
-from atlas_wm.streams import stream
+from atlas_wm.rng import stream
+from atlas_wm.runs.folder import read_run
+from atlas_wm.runs.model import load_model, save_model
+from atlas_wm.settings import from_dict, to_dict
 from atlas_wm.tasks import Task, get_task
 from atlas_wm.tasks.tworoom import TwoRoom
 
@@ -148,7 +149,7 @@ def test_training_data_outside_the_bounds_are_told_of(dataset_path, task, tiny_c
 
 def test_training_stores_the_bounds_of_the_task(trained):
     assert json.loads((trained / "normalizer.json").read_text())["action"]["low"] == [-1.0, -1.0]
-    model = WorldModel.load(trained)
+    model = load_model(trained)
     assert (model.normalizer.low, model.normalizer.high) == ((-1.0, -1.0), (1.0, 1.0))
     frames = torch.randint(0, 256, (2, 3, 32, 32), generator=stream(0), dtype=torch.uint8)
     (plan,) = Planner(model).plan_batch(frames[:1], frames[1:], [stream(0)])
@@ -166,15 +167,15 @@ def test_a_run_without_bounds_plans_as_before_says_so_once_and_atlas_bank_adds_t
     del settings["config"]["plan"]["clip_actions"]
     (run / "config.json").write_text(json.dumps(settings))
 
-    model = WorldModel.load(run)
+    model = load_model(run)
     planner = Planner(model)
     plans = [planner.plan(FRAME, GOAL) for _ in range(2)]
     assert [r.message for r in caplog.records if "clipped" in r.message] == [
         "plans are not clipped: the run has no action bounds (`atlas bank RUN` adds them)"
     ]
-    free = Planner(WorldModel.load(trained), replace(planner.config, clip_actions=False)).plan(FRAME, GOAL)
+    free = Planner(load_model(trained), replace(planner.config, clip_actions=False)).plan(FRAME, GOAL)
     assert np.array_equal(plans[1].actions, free.actions)
-    model.save_pretrained(tmp_path / "saved")
+    save_model(model, tmp_path / "saved")
     assert json.loads((tmp_path / "saved" / "normalizer.json").read_text()) == old
 
     main(["bank", str(run), "--data", str(dataset_path)])

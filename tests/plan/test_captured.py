@@ -12,14 +12,14 @@ import torch
 
 from atlas_wm.config import PlanConfig
 from atlas_wm.errors import UserError
-from atlas_wm.models.fast import FastTerminal
+from atlas_wm.kernels.rollout import FastTerminal
 from atlas_wm.models.world_model import WorldModel
 from atlas_wm.plan import captured
 from atlas_wm.plan import planner as planner_module
 from atlas_wm.plan.captured import CapturedSearch, padded
 from atlas_wm.plan.planner import Planner
 from atlas_wm.recipes import demo
-from atlas_wm.streams import stream
+from atlas_wm.rng import stream
 
 pytest.importorskip("triton")
 TINY = PlanConfig(candidates=6, iterations=2, elites=3, horizon=2, execute=2)
@@ -27,7 +27,7 @@ TINY = PlanConfig(candidates=6, iterations=2, elites=3, horizon=2, execute=2)
 
 @pytest.fixture
 def kernels():
-    from atlas_wm.models import kernels
+    from atlas_wm.kernels import rollout_triton as kernels
 
     return kernels
 

@@ -3,7 +3,7 @@ import torch
 
 from atlas_wm.config import PlanConfig
 from atlas_wm.plan.cem import cem
-from atlas_wm.streams import stream
+from atlas_wm.rng import stream
 
 SMALL = PlanConfig(candidates=40, iterations=6, elites=7, horizon=3, execute=3)
 

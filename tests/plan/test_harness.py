@@ -18,7 +18,7 @@ from atlas_wm.models.world_model import WorldModel
 from atlas_wm.plan.harness import SOLVERS, GoalCost, harness_policy
 from atlas_wm.plan.planner import Planner
 from atlas_wm.recipes import demo
-from atlas_wm.streams import stream
+from atlas_wm.rng import stream
 from atlas_wm.tasks.base import import_harness
 
 import_harness()

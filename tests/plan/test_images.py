@@ -12,13 +12,13 @@ import torch
 from PIL import Image
 from stable_worldmodel.data import get_format
 
-import atlas_wm.frames
+import atlas_wm.images
 from atlas_wm.config import PlanConfig
 from atlas_wm.data.training_set import open_training_set
 from atlas_wm.errors import UserError
-from atlas_wm.models.world_model import WorldModel
 from atlas_wm.plan.planner import Planner
-from atlas_wm.run_folder import read_run
+from atlas_wm.runs.folder import read_run
+from atlas_wm.runs.model import load_model
 
 QUICK = PlanConfig(candidates=5, iterations=1, elites=2, horizon=2, execute=2)
 IMAGE = np.random.default_rng(0).integers(0, 256, (32, 32, 3), dtype=np.uint8)
@@ -213,4 +213,4 @@ def test_a_size_that_no_frame_has_is_refused(run_folder, tmp_path, size):
     settings["data"]["frame_size"] = size
     (run / "config.json").write_text(json.dumps(settings))
     with pytest.raises(UserError, match=r"data\.frame_size must"):
-        WorldModel.load(run)
+        load_model(run)

@@ -9,7 +9,7 @@ import torch
 from PIL import Image
 from safetensors.torch import save_file
 
-from atlas_wm.cli import main
+from atlas_wm.cli.app import main
 from atlas_wm.config import EncoderConfig, ModelConfig, PlanConfig, PredictorConfig
 from atlas_wm.data.clips import held_out_episodes
 from atlas_wm.data.training_set import BANK_FRAMES, open_training_set
@@ -17,7 +17,8 @@ from atlas_wm.errors import UserError
 from atlas_wm.models.bank import LatentBank
 from atlas_wm.models.world_model import WorldModel
 from atlas_wm.plan.planner import Novelty, Planner
-from atlas_wm.streams import stream
+from atlas_wm.rng import stream
+from atlas_wm.runs.model import load_model, save_model
 
 QUICK = PlanConfig(candidates=20, iterations=2, elites=5)
 
@@ -29,7 +30,7 @@ def ready(dataset_path, task, tiny_config):
 
 @pytest.fixture
 def model(run_folder):
-    return WorldModel.load(run_folder)
+    return load_model(run_folder)
 
 
 @pytest.fixture
@@ -150,12 +151,12 @@ def test_of_patch_tokens_the_bank_holds_the_mean():
 
 
 def test_the_bank_travels_with_the_model_and_goes_with_it(model, demo_model, tmp_path):
-    model.save_pretrained(tmp_path)
-    again = WorldModel.load(tmp_path).bank
+    save_model(model, tmp_path)
+    again = load_model(tmp_path).bank
     assert torch.equal(again.points, model.bank.points) and torch.equal(again.novelty, model.bank.novelty)
     demo_model.run = model.run
-    demo_model.save_pretrained(tmp_path)  # a model without one, over a model with one
-    assert WorldModel.load(tmp_path).bank is None
+    save_model(demo_model, tmp_path)  # a model without one, over a model with one
+    assert load_model(tmp_path).bank is None
 
 
 def test_a_run_without_a_bank_plans_and_says_how_to_make_one(copy, run_folder, pictures, capsys):
@@ -166,7 +167,7 @@ def test_a_run_without_a_bank_plans_and_says_how_to_make_one(copy, run_folder, p
     assert json.loads(shown.out)["novelty"] is None and f"`atlas bank {copy}`" in shown.err
     main(["bank", str(copy), "--device", "cpu"])
     assert capsys.readouterr().out.strip() == str(copy / "bank.safetensors")
-    made, trained = (WorldModel.load(run).bank for run in (copy, run_folder))
+    made, trained = (load_model(run).bank for run in (copy, run_folder))
     torch.testing.assert_close(made.points, trained.points)
     main(plan)
     shown = capsys.readouterr()
@@ -202,5 +203,5 @@ def test_a_bank_that_is_damaged_or_another_models_is_refused_in_one_line(copy, s
     else:
         save_file({name: torch.zeros(shape) for name, shape in stored.items()}, path)
     with pytest.raises(UserError, match=rf"bank\.safetensors {said}.*delete it, .*`atlas bank") as refused:
-        WorldModel.load(copy)
+        load_model(copy)
     assert "\n" not in str(refused.value)

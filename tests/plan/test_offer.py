@@ -8,12 +8,12 @@ from torch import nn
 
 from atlas_wm.config import PlanConfig
 from atlas_wm.errors import UserError
-from atlas_wm.models.fast import FastTerminal
+from atlas_wm.kernels.rollout import FastTerminal
 from atlas_wm.models.predictors import CausalPredictor
 from atlas_wm.plan.captured import CapturedSearch
 from atlas_wm.plan.offer import fast_rollout
 from atlas_wm.plan.planner import Planner
-from atlas_wm.streams import stream
+from atlas_wm.rng import stream
 
 PLAN = PlanConfig(candidates=12, iterations=2, elites=4, horizon=4, execute=2)
 

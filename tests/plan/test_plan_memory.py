@@ -12,7 +12,7 @@ from atlas_wm.models.world_model import WorldModel
 from atlas_wm.plan.captured import CapturedSearch
 from atlas_wm.plan.planner import Planner
 from atlas_wm.recipes import demo, paper
-from atlas_wm.streams import stream
+from atlas_wm.rng import stream
 
 PLAN = PlanConfig(candidates=20, iterations=2, elites=5, horizon=3, execute=3)
 

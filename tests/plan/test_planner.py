@@ -8,7 +8,7 @@ from atlas_wm.config import PlanConfig
 from atlas_wm.plan import planner as module
 from atlas_wm.plan.cem import Solution
 from atlas_wm.plan.planner import Planner, dtype_of
-from atlas_wm.streams import stream
+from atlas_wm.rng import stream
 
 QUICK = PlanConfig(candidates=20, iterations=3, elites=5, horizon=4, execute=3)
 

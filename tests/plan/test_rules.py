@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from atlas_wm.cli_plan import PlanFlags
+from atlas_wm.cli.plan import PlanFlags
 from atlas_wm.config import PlanConfig
 from atlas_wm.errors import UserError
 from atlas_wm.plan import planner as module
@@ -14,7 +14,7 @@ from atlas_wm.plan.cem import Solution
 from atlas_wm.plan.harness import harness_policy
 from atlas_wm.plan.planner import Planner
 from atlas_wm.plan.rules import judge, starts
-from atlas_wm.streams import stream
+from atlas_wm.rng import stream
 
 TERMINAL = PlanConfig(candidates=20, iterations=2, elites=5, horizon=4, execute=1)
 NEAREST = replace(TERMINAL, rule="nearest")

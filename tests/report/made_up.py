@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from atlas_wm.config import to_dict
-from atlas_wm.results import PolicyResult
+from atlas_wm.runs.results import PolicyResult
+from atlas_wm.settings import to_dict
 from made_up_results import episode, evaluation, policy
 
 REPRESENTATIONS = ("L3", "L6", "L9", "patch", "cls", "z", "oracle")

@@ -10,7 +10,7 @@ import pytest
 from made_up import REPRESENTATIONS, change, make_run
 from PIL import Image
 
-from atlas_wm.cli import main
+from atlas_wm.cli.app import main
 from atlas_wm.errors import UserError
 from atlas_wm.report.page import write_report
 from atlas_wm.report.runs import read_study

@@ -16,8 +16,8 @@ from atlas_wm.report.page_table import Table
 from atlas_wm.report.runs import read_study
 from atlas_wm.report.table import markdown, success_rows, write_csv
 from atlas_wm.report.training import settings_section, training_curves
-from atlas_wm.results import EvaluationResult, PolicyResult, Protocol, films_path
-from atlas_wm.run_folder import write_json
+from atlas_wm.runs.files import write_json
+from atlas_wm.runs.results import EvaluationResult, PolicyResult, Protocol, films_path
 from made_up_results import episode, evaluation, policy
 
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from atlas_wm.frames import reduce_frames
+from atlas_wm.images import reduce_frames
 from atlas_wm.tasks import get_task
 
 TASK = get_task("tworoom")

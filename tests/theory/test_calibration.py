@@ -7,11 +7,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from atlas_wm.geometry import Scale, covariance_bound, mean_bound
 from atlas_wm.losses import gaussian_cells, relational, wemreg
 from atlas_wm.losses.projections import random_directions
 from atlas_wm.losses.relational import EPSILON_0
-from atlas_wm.streams import stream
+from atlas_wm.models.geometry import Scale
+from atlas_wm.rng import stream
+from atlas_wm.theory import covariance_bound, mean_bound
 
 ANGLES = torch.arange(512, dtype=torch.float64) * torch.pi / 512
 # All there are in 1-D. In 2-D, equally spaced: they average polynomials of degree 4 as the circle does, which is

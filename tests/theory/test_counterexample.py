@@ -8,9 +8,9 @@ import torch
 from scipy.integrate import quad, quad_vec
 from scipy.stats import chi, norm
 
-from atlas_wm.geometry import GaussianTwin
 from atlas_wm.losses import gaussian_cells, sigreg, wemreg
 from atlas_wm.losses.sigreg import KNOTS, LARGEST_FREQUENCY
+from atlas_wm.theory import GaussianTwin
 
 FREQUENCIES = {
     "one": np.array([1.0]),

@@ -17,7 +17,7 @@ def test_named_tests_exist():
 
 
 def test_named_functions_exist():
-    named = [name.split(".") for name in NAMES if re.match(r"(geometry|losses|models)\.\w", name)]
+    named = [name.split(".") for name in NAMES if re.match(r"(theory|losses|models|diagnose)\.\w", name)]
     assert len(named) > 20
     for first, *rest in named:
         modules = [part for part in rest if (TESTS.parent / "src" / "atlas_wm" / first / f"{part}.py").exists()][:1]

@@ -7,19 +7,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from atlas_wm.geometry import (
-    Scale,
-    knn_novelty,
-    order_is_kept,
-    planning_stability,
-    regret,
-    relational_distortion,
-    rollout_error_bound,
-    selection_margin,
-    task_regret_bound,
-)
+from atlas_wm.diagnose.stability import planning_stability, regret, relational_distortion, selection_margin
 from atlas_wm.losses.relational import EPSILON_0
-from atlas_wm.streams import stream
+from atlas_wm.models.geometry import Scale, knn_novelty
+from atlas_wm.rng import stream
+from atlas_wm.theory import order_is_kept, rollout_error_bound, task_regret_bound
 
 UNIT = Scale(torch.tensor([1 + EPSILON_0], dtype=torch.float64), 1.0)  # η = 0, ℓ = 1 + ε₀
 ROUNDING = 1e-9

@@ -7,16 +7,12 @@ from scipy.spatial import cKDTree
 from scipy.stats import percentileofscore
 
 from atlas_wm import geometry
-from atlas_wm.geometry import (
-    Scale,
-    knn_novelty,
-    percentile,
-    relational_distortion,
-    uniform_distortion_bound,
-)
+from atlas_wm.diagnose.stability import relational_distortion
 from atlas_wm.losses import normalized_distances, relational
 from atlas_wm.losses.relational import EPSILON_0
-from atlas_wm.streams import stream
+from atlas_wm.models.geometry import Scale, knn_novelty, percentile
+from atlas_wm.rng import stream
+from atlas_wm.theory import uniform_distortion_bound
 
 
 def cloud(*shape, seed=0):

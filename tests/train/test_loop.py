@@ -15,7 +15,8 @@ from atlas_wm.data.dataset import EpisodeData
 from atlas_wm.errors import UserError
 from atlas_wm.models.world_model import WorldModel
 from atlas_wm.plan.planner import Planner
-from atlas_wm.run_folder import read_run
+from atlas_wm.runs.folder import read_run
+from atlas_wm.runs.model import load_model
 from atlas_wm.train.loop import fit, train
 from atlas_wm.train.schedule import warmup_cosine
 
@@ -95,7 +96,7 @@ def test_a_loaded_model_plans_what_the_trained_one_plans(dataset_path, task, tin
     trained, _ = losses_of(EpisodeData(dataset_path, task, 32, 5), tiny_config)
     rng = np.random.default_rng(0)
     frame, goal = rng.integers(0, 255, (2, 224, 224, 3), dtype=np.uint8)
-    loaded = Planner(WorldModel.load(run_folder)).plan(frame, goal)  # the run's own plan settings
+    loaded = Planner(load_model(run_folder)).plan(frame, goal)  # the run's own plan settings
     expected = Planner(trained, tiny_config.plan).plan(frame, goal)
     assert np.array_equal(loaded.actions, expected.actions) and loaded.cost == expected.cost
     assert loaded.actions.shape == (25, 2)
@@ -167,7 +168,7 @@ def test_a_damaged_run_folder_says_what_is_wrong(run_folder, tmp_path, damage, m
     shutil.copytree(run_folder, copy)
     damage(copy)
     with pytest.raises(UserError, match=message):
-        WorldModel.load(copy)
+        load_model(copy)
 
 
 def edit(run, key, value) -> None:

@@ -17,7 +17,7 @@ from atlas_wm.losses import ClipLatents, Progress, objective
 from atlas_wm.models.world_model import WorldModel
 from atlas_wm.plan.captured import captured
 from atlas_wm.recipes import demo
-from atlas_wm.streams import stream
+from atlas_wm.rng import stream
 from atlas_wm.train.step import WARM_UP, CapturedStep, PlainStep, make_step
 
 TERMS = "terms_of_the_test"

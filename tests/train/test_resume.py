@@ -15,7 +15,8 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from atlas_wm.errors import Interrupted, UserError
 from atlas_wm.models.world_model import WorldModel
-from atlas_wm.train.checkpoint import checkpoints_in, read_saved
+from atlas_wm.runs.model import load_model
+from atlas_wm.train.checkpointer import checkpoints_in, read_saved
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -79,11 +80,11 @@ def test_signals_save_first(dataset_path, undisturbed, tmp_path, number):
 
 
 def test_the_command_line_says_how_to_go_on(dataset_path, tmp_path, monkeypatch, capsys):
-    from atlas_wm import commands
-    from atlas_wm.cli import main
+    from atlas_wm.cli.app import main
+    from atlas_wm.train import loop
 
-    whole = commands.train
-    monkeypatch.setattr(commands, "train", lambda *a, **o: whole(*a, **{**o, "on_progress": interrupt_at(1)}))
+    whole = loop.train
+    monkeypatch.setattr(loop, "train", lambda *a, **o: whole(*a, **{**o, "on_progress": interrupt_at(1)}))
     given = [
         "--recipe",
         "demo",
@@ -126,7 +127,7 @@ def test_metrics_have_neither_gaps_nor_doubles(dataset_path, undisturbed, tmp_pa
 def test_the_finished_folder_is_small(undisturbed):
     assert not (undisturbed / "checkpoints").exists() and not (undisturbed / "lock").exists()
     assert not list(undisturbed.rglob("*.tmp"))
-    WorldModel.load(undisturbed)
+    load_model(undisturbed)
 
 
 def test_weights_are_kept_where_asked_for(dataset_path, tmp_path):
@@ -136,7 +137,7 @@ def test_weights_are_kept_where_asked_for(dataset_path, tmp_path):
         "step-00000008.safetensors",
     }
     kept = read_saved(run / "weights" / "step-00000008.safetensors")
-    WorldModel.load(run).load_state_dict(kept.tensors)
+    load_model(run).load_state_dict(kept.tensors)
 
 
 def test_the_best_validation_is_kept_unless_it_is_the_result(dataset_path, undisturbed, tmp_path):
@@ -202,9 +203,9 @@ def test_two_processes_do_not_train_into_one_folder(dataset_path, tmp_path):
 
 def test_restoring_keeps_the_rate_a_captured_step_fills(dataset_path, tmp_path):
     """Its graph reads the learning rate from one tensor; loading the optimiser must not replace it."""
-    from atlas_wm.train.checkpoint import Keeper
+    from atlas_wm.train.checkpointer import Keeper
+    from atlas_wm.train.monitors import StopSignals
     from atlas_wm.train.step import adamw
-    from atlas_wm.train.watch import StopSignals
 
     config = short_config()
     staging = stopped(config, dataset_path, tmp_path / "run")

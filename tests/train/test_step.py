@@ -15,7 +15,7 @@ from atlas_wm.losses.objective import ClipLatents
 from atlas_wm.losses.projections import random_directions
 from atlas_wm.models.world_model import WorldModel
 from atlas_wm.recipes import demo, paper
-from atlas_wm.streams import stream
+from atlas_wm.rng import stream
 from atlas_wm.train import step as step_module
 from atlas_wm.train.step import STEPS_WORTH_COMPILING, WARM_UP, CapturedStep, PlainStep, make_step
 

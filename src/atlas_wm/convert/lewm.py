@@ -12,17 +12,20 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from atlas_wm.card import write_card
+from atlas_wm.config import RunInfo
+from atlas_wm.convert.dinov2 import read_tensors
 from atlas_wm.convert.lewm_config import CHECKPOINT, SETTINGS, hydra_config, obstacle, sizes, some
 from atlas_wm.data.states import keep_states
 from atlas_wm.data.training_set import open_training_set
 from atlas_wm.errors import UserError
 from atlas_wm.methods import get_method
-from atlas_wm.models.pretrained import read_tensors
 from atlas_wm.models.world_model import WorldModel
-from atlas_wm.run_folder import RunInfo, new_run_folder, read_json, write_json
+from atlas_wm.runs.card import write_card
+from atlas_wm.runs.files import read_json, write_json
+from atlas_wm.runs.folder import new_run_folder
+from atlas_wm.runs.model import load_model, save_model
+from atlas_wm.runs.versions import versions
 from atlas_wm.tasks import Task, task_id
-from atlas_wm.versions import versions
 
 Names = Literal["installed", "old", "new"]
 
@@ -107,7 +110,7 @@ def import_lewm(path: Path, task: Task, data_path: str | Path, out: Path, *, ove
             versions=versions(),
         )
         model.remember(ready.some_frames())
-        model.save_pretrained(folder)
+        save_model(model, folder)
         keep_states(folder, ready.data, model.run)
         write_card(folder)
     return out
@@ -119,7 +122,7 @@ def export_lewm(run: Path, out: Path, *, names: Names = "installed", overwrite: 
     names: of the encoder's layers, as in the transformers that is installed, or in those before or since it renamed
     them.
     """
-    model = WorldModel.load(run)
+    model = load_model(run)
     reason = obstacle(model.config)
     if reason is not None:
         raise UserError(f"{run} does not fit LeWM's architecture: {reason}")

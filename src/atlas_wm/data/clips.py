@@ -14,7 +14,7 @@ from atlas_wm.data.dataset import EpisodeData
 from atlas_wm.data.resident import ResidentFrames
 from atlas_wm.data.tokens import TokenFile
 from atlas_wm.errors import UserError
-from atlas_wm.normalize import Bounds, Normalizer
+from atlas_wm.normalizer import Bounds, Normalizer
 
 log = logging.getLogger(__name__)
 

@@ -18,11 +18,11 @@ import numpy as np
 from atlas_wm.data.dataset import EpisodeData, card_path
 from atlas_wm.data.partial import FORMATS, Episode, Partial, partial_of
 from atlas_wm.errors import UserError, unknown
-from atlas_wm.run_folder import read_json, write_json, writing
+from atlas_wm.parallel.workers import TIMEOUT, Died, Helpers, check_timeout, one_line, time_limit, to_make
+from atlas_wm.runs.files import read_json, write_json, writing
+from atlas_wm.runs.versions import check_modules, to_install, versions
 from atlas_wm.tasks import Task, task_id
 from atlas_wm.tasks.base import import_harness
-from atlas_wm.versions import check_modules, to_install, versions
-from atlas_wm.workers import TIMEOUT, Died, Helpers, check_timeout, one_line, time_limit, to_make
 
 ENOUGH_ERRORS = 20  # episodes: if all of the first ones failed, the others would too
 

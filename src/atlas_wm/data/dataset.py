@@ -15,11 +15,11 @@ from torch import Tensor
 
 from atlas_wm.data.pixels import HarnessPixels, HDF5Pixels, LancePixels, PixelReader, VideoPixels
 from atlas_wm.errors import UserError
-from atlas_wm.frames import reduce_frames
-from atlas_wm.run_folder import MOST_SETTINGS, read_json
+from atlas_wm.images import reduce_frames
+from atlas_wm.runs.files import MOST_SETTINGS, read_json
+from atlas_wm.runs.versions import check_modules, to_install
 from atlas_wm.tasks import Task, task_id
 from atlas_wm.tasks.base import import_harness
-from atlas_wm.versions import check_modules, to_install
 
 SMALL, MOST_PACKING = 2**26, 2000  # bytes; gzip packs no better than 1 to 1030
 HDF5_ENDINGS = (".h5", ".hdf5")

@@ -7,8 +7,8 @@ import numpy as np
 from torch.utils.data import DataLoader, Dataset, Sampler
 
 from atlas_wm.data.clips import Batch, ClipDataset
-from atlas_wm.distributed import alone, shard, world_size
 from atlas_wm.errors import UserError
+from atlas_wm.parallel.processes import alone, shard, world_size
 
 
 class EpochBatches(Sampler[list[int]]):

@@ -16,7 +16,7 @@ from zipfile import BadZipFile
 import numpy as np
 
 from atlas_wm.errors import UserError, reason
-from atlas_wm.run_folder import LOCK, locked, read_json, sync, write_atomically, write_json
+from atlas_wm.runs.files import LOCK, locked, read_json, sync, write_atomically, write_json
 
 FORMATS = {".lance": "lance", ".h5": "hdf5", ".hdf5": "hdf5"}
 Episode = dict[str, np.ndarray]  # each (steps, ...)

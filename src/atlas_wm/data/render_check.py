@@ -14,10 +14,10 @@ import numpy as np
 import torch
 
 from atlas_wm.data.dataset import EpisodeData
-from atlas_wm.distributed import is_main
-from atlas_wm.frames import frame_to_tensor, reduce_frames
+from atlas_wm.images import frame_to_tensor, reduce_frames
+from atlas_wm.parallel.processes import is_main
+from atlas_wm.parallel.workers import one_line
 from atlas_wm.tasks import Task, get_task, task_id
-from atlas_wm.workers import one_line
 
 log = logging.getLogger(__name__)
 ROWS, AHEAD = 3, 50  # compared, and how far behind a row its goal is

@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from atlas_wm.data.dataset import EpisodeData
 from atlas_wm.errors import UserError
-from atlas_wm.launch import own_cores
+from atlas_wm.parallel.launch import own_cores
 
 log = logging.getLogger(__name__)
 LARGEST_TILE = 16  # pixels on a side: the largest divisor of the frame's side up to it

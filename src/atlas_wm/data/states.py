@@ -9,10 +9,12 @@ import numpy as np
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save
 
+from atlas_wm.config import RunInfo
 from atlas_wm.data.clips import held_out_episodes
 from atlas_wm.data.dataset import EpisodeData
 from atlas_wm.errors import UserError, reason
-from atlas_wm.run_folder import STATES, RunInfo, write_atomically
+from atlas_wm.runs.files import write_atomically
+from atlas_wm.runs.folder import STATES
 from atlas_wm.tasks import get_task_of
 
 log = logging.getLogger(__name__)

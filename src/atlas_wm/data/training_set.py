@@ -7,11 +7,10 @@ from pathlib import Path
 import numpy as np
 from torch import Tensor
 
-from atlas_wm.config import RunConfig
+from atlas_wm.config import DataInfo, RunConfig
 from atlas_wm.data.clips import ClipIndex, clip_index, fit_normalizer, split_clips
 from atlas_wm.data.dataset import EpisodeData, check_card
-from atlas_wm.normalize import Normalizer
-from atlas_wm.run_folder import DataInfo
+from atlas_wm.normalizer import Normalizer
 from atlas_wm.tasks import Task
 
 BANK_FRAMES, FRAMES_AT_ONCE = 1500, 50

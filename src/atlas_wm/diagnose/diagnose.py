@@ -8,7 +8,6 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from atlas_wm.device import pick_device
 from atlas_wm.diagnose.cases import cases, choose_rows
 from atlas_wm.diagnose.evaluated import Evaluated, evaluated
 from atlas_wm.diagnose.futures import Futures, foresee
@@ -21,12 +20,14 @@ from atlas_wm.diagnose.relational import relational
 from atlas_wm.diagnose.rollout import rollout
 from atlas_wm.diagnose.simulate import Simulator
 from atlas_wm.diagnose.subject import Subject
-from atlas_wm.distributed import from_main, is_main, world_size
 from atlas_wm.errors import UserError, unknown
-from atlas_wm.launch import processes
-from atlas_wm.run_folder import read_json, read_run, writable_folder, write_json, writing
-from atlas_wm.versions import versions
-from atlas_wm.workers import TIMEOUT
+from atlas_wm.parallel.devices import pick_device
+from atlas_wm.parallel.launch import processes
+from atlas_wm.parallel.processes import from_main, is_main, world_size
+from atlas_wm.parallel.workers import TIMEOUT
+from atlas_wm.runs.files import read_json, write_json, writing
+from atlas_wm.runs.folder import read_run, writable_folder
+from atlas_wm.runs.versions import versions
 
 FORMAT = 1
 OnStep = Callable[[str, int, int], None]  # what is being done, done, of how many

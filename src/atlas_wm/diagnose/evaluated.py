@@ -8,7 +8,7 @@ from pathlib import Path
 
 from atlas_wm.config import PlanConfig
 from atlas_wm.errors import UserError
-from atlas_wm.results import EpisodeResult, EvaluationResult, read_results
+from atlas_wm.runs.results import EpisodeResult, EvaluationResult, read_results
 
 
 @dataclass(frozen=True)

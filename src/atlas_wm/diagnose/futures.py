@@ -8,7 +8,7 @@ from torch import Tensor
 
 from atlas_wm.diagnose.queries import Queries
 from atlas_wm.diagnose.subject import OnProgress, Subject
-from atlas_wm.distributed import share_out
+from atlas_wm.parallel.processes import share_out
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ import torch
 from scipy.stats import rankdata
 
 from atlas_wm.diagnose.subject import Subject
-from atlas_wm.geometry import knn_novelty, percentile
+from atlas_wm.models.geometry import knn_novelty, percentile
 
 POINTS, NEIGHBOURS = 2000, 50
 

@@ -8,9 +8,9 @@ from scipy.special import ndtr
 from torch import Tensor
 
 from atlas_wm.diagnose.subject import Subject
-from atlas_wm.geometry import effective_rank
 from atlas_wm.losses.projections import random_directions
-from atlas_wm.streams import stream
+from atlas_wm.models.geometry import effective_rank
+from atlas_wm.rng import stream
 
 EPISODES, STEPS, EVERY = 100, 50, 5  # of uniformly random actions: 1,000 frames
 DIRECTIONS = 512

@@ -9,8 +9,8 @@ from torch import Tensor
 
 from atlas_wm.diagnose.bootstrap import interval, resamples
 from atlas_wm.diagnose.subject import Subject
-from atlas_wm.geometry import knn_novelty
-from atlas_wm.results import EpisodeResult
+from atlas_wm.models.geometry import knn_novelty
+from atlas_wm.runs.results import EpisodeResult
 
 NEIGHBOURS = 50
 

@@ -16,11 +16,11 @@ import numpy as np
 from atlas_wm.data.dataset import EpisodeData
 from atlas_wm.diagnose.simulate import Simulator
 from atlas_wm.diagnose.subject import OnProgress
-from atlas_wm.distributed import from_main, is_main, share_out
 from atlas_wm.errors import UserError
 from atlas_wm.evaluate.protocol import Protocol, draw_starts
-from atlas_wm.normalize import Normalizer
-from atlas_wm.run_folder import write_atomically
+from atlas_wm.normalizer import Normalizer
+from atlas_wm.parallel.processes import from_main, is_main, share_out
+from atlas_wm.runs.files import write_atomically
 from atlas_wm.tasks import task_id
 
 RESETS = 2  # counted up when the resets of tasks change: stored futures began in other states

@@ -3,8 +3,8 @@
 from typing import Any
 
 from atlas_wm.diagnose.futures import Futures
+from atlas_wm.diagnose.stability import planning_stability
 from atlas_wm.diagnose.subject import Subject
-from atlas_wm.geometry import planning_stability
 
 
 def regret(subject: Subject, futures: Futures) -> dict[str, Any]:

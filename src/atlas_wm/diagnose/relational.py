@@ -6,8 +6,8 @@ import torch
 
 from atlas_wm.diagnose.bootstrap import median_interval
 from atlas_wm.diagnose.futures import Futures
+from atlas_wm.diagnose.stability import relational_distortion
 from atlas_wm.diagnose.subject import Subject
-from atlas_wm.geometry import relational_distortion
 
 
 def relational(subject: Subject, futures: Futures) -> dict[str, Any]:

@@ -10,10 +10,10 @@ import torch
 from torch import Tensor
 
 from atlas_wm.errors import UserError
-from atlas_wm.frames import frame_to_tensor, reduce_frames
-from atlas_wm.launch import own_cores
+from atlas_wm.images import frame_to_tensor, reduce_frames
+from atlas_wm.parallel.launch import own_cores
+from atlas_wm.parallel.workers import TIMEOUT, Died, Helpers, check_timeout, one_line, time_limit, to_make
 from atlas_wm.tasks import Task, get_task, task_id
-from atlas_wm.workers import TIMEOUT, Died, Helpers, check_timeout, one_line, time_limit, to_make
 
 STATES_A_JOB = 64
 

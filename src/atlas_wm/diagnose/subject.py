@@ -14,10 +14,11 @@ from torch import Tensor
 from atlas_wm.data.dataset import EpisodeData
 from atlas_wm.data.states import training_data, training_rows
 from atlas_wm.diagnose.simulate import Simulator
-from atlas_wm.geometry import Scale
 from atlas_wm.models.bank import flat
-from atlas_wm.models.world_model import Features, WorldModel
-from atlas_wm.run_folder import WEIGHTS
+from atlas_wm.models.geometry import Scale
+from atlas_wm.models.world_model import Features
+from atlas_wm.runs.folder import WEIGHTS
+from atlas_wm.runs.model import load_model
 from atlas_wm.tasks import get_task_of
 
 BANK = 1500  # training frames that distances and novelties refer to (Appendix diagnostic)
@@ -29,7 +30,7 @@ class Subject:
 
     def __init__(self, run: Path, simulator: Simulator, data_path: str | Path | None, device: torch.device):
         self.run, self.simulator = run, simulator
-        self.model = WorldModel.load(run, device)
+        self.model = load_model(run, device)
         assert self.model.run is not None
         self.info = self.model.run
         encoder = self.info.config.model.encoder

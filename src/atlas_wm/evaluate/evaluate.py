@@ -13,22 +13,24 @@ from typing import Any, Literal
 import numpy as np
 import torch
 
-from atlas_wm.card import write_card
-from atlas_wm.config import PlanConfig
+from atlas_wm.config import PlanConfig, RunInfo
 from atlas_wm.data.dataset import EpisodeData
 from atlas_wm.data.render_check import check_rendering
-from atlas_wm.device import peak_memory, pick_device
-from atlas_wm.distributed import from_all, is_main, rank, world_size
 from atlas_wm.errors import UserError
+from atlas_wm.evaluate.env_pool import StageProcesses
 from atlas_wm.evaluate.novelty import Draws, draw_and_label
-from atlas_wm.evaluate.processes import StageProcesses
 from atlas_wm.evaluate.rollout import planning_policy, random_policy, record_of, replay_policy, run_episodes
 from atlas_wm.evaluate.stage import FILM_EVERY, Ending, Stage
 from atlas_wm.evaluate.statistics import summarise
-from atlas_wm.launch import own_cores, processes
-from atlas_wm.models.world_model import WorldModel
+from atlas_wm.parallel.devices import peak_memory, pick_device
+from atlas_wm.parallel.launch import own_cores, processes
+from atlas_wm.parallel.processes import from_all, is_main, rank, world_size
+from atlas_wm.parallel.workers import TIMEOUT, Died, Helpers, check_timeout
 from atlas_wm.plan.planner import Planner, dtype_of
-from atlas_wm.results import (
+from atlas_wm.runs.card import write_card
+from atlas_wm.runs.folder import read_run, writable_folder
+from atlas_wm.runs.model import load_model
+from atlas_wm.runs.results import (
     FOLDER,
     EpisodeRecord,
     EvaluatedData,
@@ -37,10 +39,8 @@ from atlas_wm.results import (
     PolicyResult,
     Protocol,
 )
-from atlas_wm.run_folder import RunInfo, read_run, writable_folder
+from atlas_wm.runs.versions import versions
 from atlas_wm.tasks import Task, get_task, get_task_of, task_id
-from atlas_wm.versions import versions
-from atlas_wm.workers import TIMEOUT, Died, Helpers, check_timeout
 
 log = logging.getLogger(__name__)
 Precision = Literal["bf16", "float32"]
@@ -100,7 +100,7 @@ class Worker:
             else [Stage(task, size, setup.timeout)]
         )
         self.data = EpisodeData(setup.data, task, size, info.config.model.frameskip)
-        model = WorldModel.load(setup.run, setup.device)
+        model = load_model(setup.run, setup.device)
         self.planner = Planner(model, setup.plan, plain=setup.plain, dtype=dtype_of(setup.precision))
 
     def run(self, job: Job) -> JobResult:

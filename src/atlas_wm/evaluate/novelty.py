@@ -6,12 +6,12 @@ from pathlib import Path
 
 import numpy as np
 
+from atlas_wm.config import RunInfo
 from atlas_wm.data.dataset import EpisodeData
 from atlas_wm.data.states import TrainingStates, training_data
 from atlas_wm.evaluate.protocol import draw_starts
 from atlas_wm.evaluate.split import StateBank, ood_labels, path_scores, state_bank
-from atlas_wm.results import NoveltyBank, Protocol
-from atlas_wm.run_folder import RunInfo
+from atlas_wm.runs.results import NoveltyBank, Protocol
 
 NEIGHBOURS = 50  # of the k-NN novelty (Appendix idood)
 

@@ -2,11 +2,11 @@
 
 import numpy as np
 
+from atlas_wm.config import RunInfo
 from atlas_wm.data.clips import held_out_episodes
 from atlas_wm.data.dataset import EpisodeData
 from atlas_wm.errors import UserError
-from atlas_wm.results import Protocol
-from atlas_wm.run_folder import RunInfo
+from atlas_wm.runs.results import Protocol
 
 __all__ = ["Protocol", "draw_starts"]
 

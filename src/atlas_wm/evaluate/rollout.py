@@ -8,11 +8,11 @@ import numpy as np
 import torch
 
 from atlas_wm.data.dataset import EpisodeData
-from atlas_wm.evaluate.processes import StageProcesses
+from atlas_wm.evaluate.env_pool import StageProcesses
 from atlas_wm.evaluate.stage import Ending, Stage, Start
 from atlas_wm.plan.planner import Planner
-from atlas_wm.results import EpisodeRecord
-from atlas_wm.streams import stream
+from atlas_wm.rng import stream
+from atlas_wm.runs.results import EpisodeRecord
 
 
 @dataclass

@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 
 from atlas_wm.errors import UserError
-from atlas_wm.frames import frame_to_tensor, reduce_frames
+from atlas_wm.images import frame_to_tensor, reduce_frames
+from atlas_wm.parallel.workers import one_line, time_limit, to_make
 from atlas_wm.tasks import Task
-from atlas_wm.workers import one_line, time_limit, to_make
 
 FILM_EVERY = 5  # steps between two frames of a film
 LAST_STATES = 3  # how many of an episode's states are kept for the diagnostics
@@ -63,7 +63,7 @@ class Stage:
     """Episodes side by side, known by numbers, each in an environment of its own that is kept for later ones.
 
     A stage is asked to ``reset`` and to ``act``, and answers with what is then seen: here at once, in a process of
-    its own (:class:`atlas_wm.evaluate.processes.StageProcesses`) while the one who asked does something else.
+    its own (:class:`atlas_wm.evaluate.env_pool.StageProcesses`) while the one who asked does something else.
     """
 
     def __init__(self, task: Task, image_size: int, timeout: float = 0.0):

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from atlas_wm.results import EpisodeRecord, EpisodeResult, PolicyResult
+from atlas_wm.runs.results import EpisodeRecord, EpisodeResult, PolicyResult
 
 Episodes = dict[str, list[EpisodeResult]]  # by evaluation seed
 

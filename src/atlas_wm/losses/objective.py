@@ -9,12 +9,12 @@ from torch import Tensor
 
 from atlas_wm.config import ObjectiveConfig
 from atlas_wm.errors import UserError, own_place
-from atlas_wm.imports import import_named
 from atlas_wm.losses.prediction import prediction
 from atlas_wm.losses.relational import relational
 from atlas_wm.losses.sigreg import sigreg
 from atlas_wm.losses.variance import centred, cov, std, temporal
 from atlas_wm.losses.wemreg import wemreg
+from atlas_wm.plugins import import_named
 
 
 class ClipLatents(NamedTuple):

@@ -2,14 +2,11 @@
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from pathlib import Path
 
 import torch
 from torch import Tensor
 
-from atlas_wm.errors import UserError
-from atlas_wm.geometry import knn_novelty, percentile
-from atlas_wm.run_folder import BANK, read_bank, write_tensors
+from atlas_wm.models.geometry import knn_novelty, percentile
 
 NEIGHBOURS = 50
 
@@ -41,30 +38,6 @@ class LatentBank:
             queries = queries.cpu()  # MPS has no float64
         points, novelty = self.points.to(queries.device), self.novelty.to(queries.device)
         return percentile(knn_novelty(queries, points, _neighbours(points)), novelty)
-
-    @classmethod
-    def read(cls, folder: str | Path, width: int) -> "LatentBank | None":
-        """The bank of a run folder, None where it has none. width: the m of its model."""
-        stored = read_bank(folder)
-        if stored is None:
-            return None
-        shapes = {name: tuple(tensor.shape) for name, tensor in stored.items()}
-        count = stored["novelty"].numel() if "novelty" in stored else 0
-        if count < 2 or shapes != {"points": (count, width), "novelty": (count,)}:
-            raise UserError(
-                f"{Path(folder) / BANK} does not fit the model, whose points have {width} coordinates (it holds "
-                f"{shapes}): delete it, and make it again with `atlas bank {folder}`"
-            )
-        bank = cls(stored["points"].float(), stored["novelty"].double())
-        if not (bank.points.isfinite().all() and bank.novelty.isfinite().all()):
-            raise UserError(
-                f"{Path(folder) / BANK} is damaged (it is not finite): delete it, and make it again with "
-                f"`atlas bank {folder}`"
-            )
-        return bank
-
-    def write(self, folder: Path) -> None:
-        write_tensors(folder / BANK, {"points": self.points, "novelty": self.novelty})
 
 
 def flat(z: Tensor, leading: int = 1) -> Tensor:

@@ -13,7 +13,8 @@ from torch.nn.functional import linear
 
 from atlas_wm.config import EncoderConfig
 from atlas_wm.errors import UserError
-from atlas_wm.frames import check_frames
+from atlas_wm.images import check_frames
+from atlas_wm.models.structure import departure
 
 
 class Tokens(NamedTuple):
@@ -74,9 +75,22 @@ class ViTEncoder(nn.Module):
         self.register_buffer("mean", torch.tensor(config.pixel_mean).view(3, 1, 1), persistent=False)
         self.register_buffer("std", torch.tensor(config.pixel_std).view(3, 1, 1), persistent=False)
         self.patch_size = config.patch_size
-        self.fused = False  # trained by the kernels of atlas_wm.models.fused, in bf16
+        self.settings = config
+        self.fused = False  # train with the kernels of atlas_wm.kernels.encoder, in bf16
         if config.kind == "dinov2":
             self.requires_grad_(False)
+
+    def fused_obstacle(self) -> str:
+        """Why the fused kernels cannot train this encoder; "" if they can."""
+        try:
+            from atlas_wm.kernels import encoder as kernels
+        except ImportError:
+            return "that takes Triton"
+        if not kernels.supports(self.settings):
+            return f"that takes {kernels.TAKES}"
+        with torch.device("meta"):
+            reference = ViTEncoder(self.settings)
+        return departure(self, reference)
 
     def forward(self, frames: Tensor, blocks: Sequence[int] = ()) -> Tokens:
         """frames: (N, 3, H, W) uint8; blocks: 1-based numbers of blocks whose CLS token is wanted too."""
@@ -88,7 +102,7 @@ class ViTEncoder(nn.Module):
         if list(blocks) != sorted(set(blocks)) or not set(blocks) <= set(range(1, len(self.vit.blocks) + 1)):
             raise UserError(f"blocks must rise from 1 to at most {len(self.vit.blocks)}, not {list(blocks)}")
         if self.fused and self.training and not blocks:
-            from atlas_wm.models.fused import fused_tokens  # needs Triton
+            from atlas_wm.kernels.encoder import fused_tokens  # needs Triton
 
             cls, patches = fused_tokens(self.vit, frames, self.mean, self.std)
             return Tokens(cls, patches, [])

@@ -4,7 +4,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
 
-from atlas_wm.distributed import summed, world_size
+from atlas_wm.parallel.processes import summed, world_size
 
 
 class BatchNorm(nn.BatchNorm1d):

@@ -28,7 +28,11 @@ class Imagination(Protocol):
 
 
 class Predictor(nn.Module, ABC):
-    fused = False  # trained by the kernels of atlas_wm.models.fused_predictor, in bf16
+    fused = False  # train with the fused kernels it offers, in bf16
+
+    def fused_obstacle(self) -> str:
+        """Why fused kernels cannot train this predictor; "" if they can, once ``fused`` is set."""
+        return f"{type(self).__name__} offers none"
 
     @abstractmethod
     def predict(self, z: Tensor, actions: Tensor) -> Tensor:
@@ -113,7 +117,7 @@ class CausalPredictor(_Autoregressive):
     def forward(self, z: Tensor, embedded_actions: Tensor) -> Tensor:
         x = self.enter(z) + self.positions[: z.shape[1]]
         if self.fused and self.training:
-            from atlas_wm.models.fused_predictor import fused_blocks  # needs Triton
+            from atlas_wm.kernels.predictor import fused_blocks  # needs Triton
 
             return fused_blocks(self, x, embedded_actions)
         for block in self.blocks:
@@ -128,12 +132,21 @@ class CausalPredictor(_Autoregressive):
         if why := self.departure(("forward", "read", "rollout", "terminal")):
             raise UserError(why)
         if capturable:
-            from atlas_wm.models.kernels import TritonTerminal  # needs Triton
+            from atlas_wm.kernels.rollout_triton import TritonTerminal  # needs Triton
 
             return TritonTerminal(self, dtype)
-        from atlas_wm.models.fast import FastTerminal, PackedProduct
+        from atlas_wm.kernels.rollout import FastTerminal, PackedProduct
 
         return FastTerminal(self, dtype, self.positions.device.type == "cpu" and PackedProduct.supported(dtype))
+
+    def fused_obstacle(self) -> str:
+        try:
+            from atlas_wm.kernels import predictor as kernels
+        except ImportError:
+            return "that takes Triton"
+        if self.settings is not None and not kernels.supports(self.settings[0]):
+            return f"that takes {kernels.TAKES}"
+        return self.departure(("forward",))
 
     def departure(self, methods: Sequence[str]) -> str:
         """What is not as this class makes it, these methods included; "" if all is."""

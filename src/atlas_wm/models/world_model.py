@@ -1,36 +1,19 @@
 """The world model and its verbs: encode, predict, rollout, distance."""
 
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
-from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from atlas_wm.card import CARD, model_card
-from atlas_wm.config import ModelConfig
+from atlas_wm.config import ModelConfig, RunInfo
 from atlas_wm.errors import UserError
-from atlas_wm.hub import fetch, publish
 from atlas_wm.losses.objective import ClipLatents
 from atlas_wm.models.bank import LatentBank
 from atlas_wm.models.encoders import Tokens, ViTEncoder
 from atlas_wm.models.layers import MLP
 from atlas_wm.models.predictors import PREDICTORS
-from atlas_wm.normalize import Normalizer
-from atlas_wm.run_folder import (
-    BANK,
-    STATES,
-    WEIGHTS,
-    RunInfo,
-    read_run,
-    read_states,
-    read_weights,
-    write_atomically,
-    write_info,
-    write_tensors,
-)
+from atlas_wm.normalizer import Normalizer
 
 
 class Features(NamedTuple):
@@ -129,57 +112,3 @@ class WorldModel(nn.Module):
         self.eval()
         device = next(self.parameters()).device
         self.bank = LatentBank.of(self.encode(some.to(device)) for some in frames)
-
-    @classmethod
-    def load(cls, folder: str | Path, device: torch.device | str = "cpu") -> "WorldModel":
-        """The trained model of a run folder, in eval mode; ``model.run`` holds its settings."""
-        info, normalizer = read_run(folder)
-        with torch.device("meta"):  # what the settings ask for takes memory only once the weights agree with it
-            expected = cls(info.config.model, info.action_size, normalizer).state_dict()
-        weights = read_weights(folder, expected)
-        model = cls(info.config.model, info.action_size, normalizer)
-        model.load_state_dict(weights)
-        model.run = info
-        model.bank = LatentBank.read(folder, info.config.model.latent_shape[-1])
-        model.states = read_states(folder)
-        return model.eval().to(device)
-
-    @classmethod
-    def from_pretrained(
-        cls, path_or_hub_id: str | Path, device: torch.device | str = "cpu", revision: str | None = None
-    ) -> "WorldModel":
-        """:meth:`load` for a run folder, or for a repository of the Hugging Face hub as ``user/name``."""
-        if Path(path_or_hub_id).is_dir():
-            return cls.load(path_or_hub_id, device)
-        return cls.load(fetch(str(path_or_hub_id), revision), device)
-
-    def save_pretrained(self, folder: str | Path) -> None:
-        """What :meth:`load` needs: settings, weights, normaliser and, if there are, bank and states."""
-        if self.run is None:
-            raise UserError("only a model that was trained or loaded can be saved: set model.run to its RunInfo")
-        folder = Path(folder)
-        folder.mkdir(parents=True, exist_ok=True)
-        write_info(folder, self.run, self.normalizer)
-        weights = {name: t.detach().cpu().contiguous() for name, t in self.state_dict().items()}
-        write_tensors(folder / WEIGHTS, weights)
-        if self.bank is None:
-            (folder / BANK).unlink(missing_ok=True)  # of another model that was saved here
-        else:
-            self.bank.write(folder)
-        if self.states is not None:
-            with write_atomically(folder / STATES) as temporary:
-                temporary.write_bytes(self.states)
-
-    def push_to_hub(self, repo_id: str, private: bool | None = None) -> str:
-        """Save to a repository of the Hugging Face hub, made where there is none; returns its address.
-
-        Of the path of the data, which tells about your machine, only the last part goes along.
-        """
-        with TemporaryDirectory() as folder:
-            self.save_pretrained(folder)
-            assert self.run is not None  # or it could not have been saved
-            data = replace(self.run.data, path=Path(self.run.data.path).name)
-            write_info(Path(folder), replace(self.run, data=data), self.normalizer)
-            parameters = sum(p.numel() for p in self.parameters())
-            Path(folder, CARD).write_text(model_card(self.run, parameters, repo_id=repo_id))
-            return publish(Path(folder), repo_id, private)

@@ -72,7 +72,7 @@ class CapturedSearch:
     """
 
     def __init__(self, model: WorldModel, config: PlanConfig, dtype: torch.dtype = torch.bfloat16):
-        from atlas_wm.models import kernels  # needs Triton
+        from atlas_wm.kernels import cem as kernels  # needs Triton
 
         self.model, self.config, self.dtype = model, config, dtype
         self.most = config.candidate_chunk or LARGEST_BATCH * config.candidates  # candidates at once

@@ -16,9 +16,9 @@ from torch.utils.checkpoint import checkpoint
 
 from atlas_wm.config import PlanConfig
 from atlas_wm.errors import UserError, unknown
-from atlas_wm.frames import check_frames, reduce_frames
+from atlas_wm.images import check_frames, reduce_frames
 from atlas_wm.models.world_model import WorldModel
-from atlas_wm.normalize import Normalizer
+from atlas_wm.normalizer import Normalizer
 from atlas_wm.plan.planner import Planner
 
 SOLVERS = ("cem", "icem", "mppi", "gradient")

@@ -5,7 +5,7 @@ import torch
 from atlas_wm.errors import UserError
 from atlas_wm.models.predictors import Imagination
 from atlas_wm.models.world_model import WorldModel
-from atlas_wm.streams import stream
+from atlas_wm.rng import stream
 
 TOLERANCE, LOW_TOLERANCE = 1e-3, 0.1  # relative errors of latents; measured: 1e-6 in float32, 1e-2 in bfloat16
 STEPS = 2  # that are rolled out after the history is full: windows then slide

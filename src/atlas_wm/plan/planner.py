@@ -11,9 +11,9 @@ from torch import Tensor
 
 from atlas_wm.config import MOST_SEED, PlanConfig
 from atlas_wm.errors import UserError, short
-from atlas_wm.frames import check_frames, frame_to_tensor, reduce_frames
-from atlas_wm.images import unlike_training
-from atlas_wm.models.fast import FastTerminal, PackedProduct
+from atlas_wm.image_remedies import unlike_training
+from atlas_wm.images import check_frames, frame_to_tensor, reduce_frames
+from atlas_wm.kernels.rollout import FastTerminal, PackedProduct
 from atlas_wm.models.predictors import Imagination
 from atlas_wm.models.world_model import WorldModel
 from atlas_wm.plan.bounds import clip_limits
@@ -21,7 +21,7 @@ from atlas_wm.plan.captured import CapturedSearch, Found, Weights
 from atlas_wm.plan.cem import cem
 from atlas_wm.plan.offer import fast_rollout
 from atlas_wm.plan.rules import cost, judge, starts
-from atlas_wm.streams import stream
+from atlas_wm.rng import stream
 
 log = logging.getLogger(__name__)
 
@@ -61,7 +61,7 @@ class Plan(NamedTuple):
 class Planner:
     """Receding-horizon planning to a goal image: cost ‖ẑ_H − z_g‖², or as its rule says (plan/rules.py).
 
-    >>> plan = Planner(WorldModel.load("runs/x")).plan(frame, goal)
+    >>> plan = Planner(load_model("runs/x")).plan(frame, goal)
     >>> for action in plan.actions: env.step(action)
 
     ``config`` defaults to the settings of the model's run. On a CUDA device the search runs as captured graphs

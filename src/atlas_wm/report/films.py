@@ -21,7 +21,7 @@ from atlas_wm.report.look import BAD, GOOD, MUTED, Figure, Panel
 from atlas_wm.report.naming import file_name, method_name, task_name
 from atlas_wm.report.runs import Study
 from atlas_wm.report.section import Section, diagnostic_notices
-from atlas_wm.results import EvaluationResult, film_rows, film_steps, films_path
+from atlas_wm.runs.results import EvaluationResult, film_rows, film_steps, films_path
 
 MOST_EPISODES = 6
 MOST_FRAMES, MOST_PIXELS = 20, 4096  # of a strip, and a side of each

@@ -22,7 +22,8 @@ from atlas_wm.report.runs import Run, Study, read_study
 from atlas_wm.report.section import Notice, Section, data_warnings
 from atlas_wm.report.success import ablation_section, headlines, main_section
 from atlas_wm.report.training import settings_section, training_section
-from atlas_wm.run_folder import writable_folder, writing
+from atlas_wm.runs.files import writing
+from atlas_wm.runs.folder import writable_folder
 
 GENERATOR = '<meta name="generator" content="atlas-wm">'
 # Of values that no check foresaw.

@@ -13,8 +13,9 @@ from typing import Any
 from atlas_wm.errors import UserError, reason, short
 from atlas_wm.report.look import OTHER_COLOURS, method_colour
 from atlas_wm.report.naming import method_name, task_name
-from atlas_wm.results import FOLDER, Chosen, EvaluationResult, most_complete
-from atlas_wm.run_folder import CONFIG, METRICS, MOST_JSON, MOST_SETTINGS, read_json
+from atlas_wm.runs.files import MOST_JSON, MOST_SETTINGS, read_json
+from atlas_wm.runs.folder import CONFIG, METRICS
+from atlas_wm.runs.results import FOLDER, Chosen, EvaluationResult, most_complete
 
 Json = dict[str, Any]
 # What a file must hold to be drawn.

@@ -15,7 +15,7 @@ from atlas_wm.report.page_table import Table
 from atlas_wm.report.runs import Group, Run, Study
 from atlas_wm.report.section import Notice, Section, names, per_task, unlike_values
 from atlas_wm.report.table import HALVES, rate, references, success_row
-from atlas_wm.results import Chosen, EvaluationResult, PolicyResult
+from atlas_wm.runs.results import Chosen, EvaluationResult, PolicyResult
 
 REFERENCES = (RANDOM, REPLAY)
 ARMS = {"SIGReg": ("lewm", "lewm+ood"), "WEMReg": ("wemreg", "atlas")}  # without and with OOD-recovery

@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.table import Table
 
 from atlas_wm.report.naming import RANDOM, REPLAY, method_name
-from atlas_wm.results import EvaluationResult, Half, PolicyResult
+from atlas_wm.runs.results import EvaluationResult, Half, PolicyResult
 
 HALVES: dict[Half, str] = {"id": "ID half", "ood": "OOD half"}  # by novelty of the demonstration
 

@@ -18,7 +18,7 @@ from atlas_wm.report.page_table import Table
 from atlas_wm.report.runs import Group, Json, Run, Study, read_study
 from atlas_wm.report.section import Notice, Section, names, per_task
 from atlas_wm.report.table import seconds_per_plan
-from atlas_wm.run_folder import METRICS
+from atlas_wm.runs.folder import METRICS
 
 TERMS = {
     "prediction": "Prediction of the next latent",

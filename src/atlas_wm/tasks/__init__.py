@@ -2,9 +2,9 @@
 
 from typing import Any
 
+from atlas_wm.config import RunInfo
 from atlas_wm.errors import UserError, own_place, short, unknown
-from atlas_wm.imports import import_named, imported_already
-from atlas_wm.run_folder import RunInfo
+from atlas_wm.plugins import import_named, imported_already
 from atlas_wm.tasks.base import Task
 
 TASKS = {

@@ -10,8 +10,8 @@ import numpy as np
 from torch import Tensor
 
 from atlas_wm.errors import UserError, reason
-from atlas_wm.normalize import Bounds
-from atlas_wm.versions import to_install
+from atlas_wm.normalizer import Bounds
+from atlas_wm.runs.versions import to_install
 
 log = logging.getLogger(__name__)
 

@@ -7,7 +7,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from atlas_wm.frames import reduce_frames
+from atlas_wm.images import reduce_frames
 from atlas_wm.tasks.base import Columns, Task
 
 SUCCESS_RADIUS = 16.0  # px; the environment's own constant

@@ -15,8 +15,8 @@ from lightning.fabric import Fabric
 from lightning.fabric.plugins.environments import LightningEnvironment
 from torch import Tensor, nn
 
-from atlas_wm.card import write_card
-from atlas_wm.config import RunConfig, TrainConfig
+from atlas_wm.config import RunConfig, RunInfo, TrainConfig
+from atlas_wm.convert.dinov2 import load_dinov2
 from atlas_wm.data.clips import ClipDataset
 from atlas_wm.data.loader import EpochBatches, make_loader
 from atlas_wm.data.render_check import check_rendering
@@ -24,23 +24,34 @@ from atlas_wm.data.resident import ResidentFrames, keep_on_device
 from atlas_wm.data.states import keep_states
 from atlas_wm.data.tokens import TokenFile, token_bytes, worth_keeping, write_tokens
 from atlas_wm.data.training_set import TrainingSet, open_training_set
-from atlas_wm.device import pick_device
-from atlas_wm.distributed import alone, from_main, is_main, rank, same_weights, shard, wait_for_all, world_size
 from atlas_wm.errors import UserError
-from atlas_wm.launch import processes
 from atlas_wm.losses.objective import ClipLatents, Losses, objective
 from atlas_wm.losses.objective import Progress as TermProgress
-from atlas_wm.models.pretrained import load_dinov2
 from atlas_wm.models.world_model import WorldModel
-from atlas_wm.run_folder import CHECKPOINTS, NOT_FINITE, RunInfo, saving, training_folder, write_info
-from atlas_wm.streams import stream
+from atlas_wm.parallel.devices import pick_device
+from atlas_wm.parallel.launch import processes
+from atlas_wm.parallel.processes import (
+    alone,
+    from_main,
+    is_main,
+    rank,
+    same_weights,
+    shard,
+    wait_for_all,
+    world_size,
+)
+from atlas_wm.rng import stream
+from atlas_wm.runs.card import write_card
+from atlas_wm.runs.files import saving
+from atlas_wm.runs.folder import CHECKPOINTS, NOT_FINITE, training_folder, write_info
+from atlas_wm.runs.model import save_model
+from atlas_wm.runs.versions import versions
 from atlas_wm.tasks import Task, task_id
-from atlas_wm.train.checkpoint import Keeper, bytes_needed, check_room, previous
+from atlas_wm.train.checkpointer import Keeper, bytes_needed, check_room, previous
 from atlas_wm.train.metrics import MetricsLog
+from atlas_wm.train.monitors import HEALTH, CollapseWatch, Recent, StopSignals, dead_loaders_named
 from atlas_wm.train.schedule import warmup_cosine
 from atlas_wm.train.step import make_step, precision_of, whole_batch
-from atlas_wm.train.watch import HEALTH, CollapseWatch, Recent, StopSignals, dead_loaders_named
-from atlas_wm.versions import versions
 
 log = logging.getLogger(__name__)
 
@@ -143,7 +154,7 @@ def train(
         if is_main():
             model.remember(ready.some_frames())
             with saving(folder):
-                model.save_pretrained(folder)
+                save_model(model, folder)
                 write_card(folder)
             if tokens is not None:
                 tokens.path.unlink()

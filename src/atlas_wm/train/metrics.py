@@ -8,7 +8,8 @@ from types import TracebackType
 
 from torch.utils.tensorboard import SummaryWriter
 
-from atlas_wm.run_folder import METRICS, saving, write_atomically
+from atlas_wm.runs.files import saving, write_atomically
+from atlas_wm.runs.folder import METRICS
 
 
 class MetricsLog:

@@ -11,11 +11,11 @@ from torch.nn.utils import clip_grad_norm_
 
 from atlas_wm.config import RunConfig, TrainConfig
 from atlas_wm.data.clips import Batch
-from atlas_wm.distributed import gather_rows, sum_gradients, world_size
 from atlas_wm.losses.objective import ClipLatents, Losses, Progress, objective
 from atlas_wm.losses.projections import random_directions
-from atlas_wm.models.agreement import disagreement
 from atlas_wm.models.world_model import WorldModel
+from atlas_wm.parallel.processes import gather_rows, sum_gradients, world_size
+from atlas_wm.train.agreement import disagreement
 
 if TYPE_CHECKING:
     from lightning.fabric import Fabric
@@ -192,15 +192,9 @@ def _no_waiting(device: torch.device) -> Iterator[None]:
 
 
 def fusable(model: WorldModel) -> dict[str, str]:
-    """What of the model has fused kernels; where it has none, why."""
-    try:
-        from atlas_wm.models import fused, fused_predictor
-    except ImportError:
-        return {"encoder": "that takes Triton", "predictor": "that takes Triton"}
-    return {
-        "encoder": fused.obstacle(model.encoder, model.config.encoder),
-        "predictor": fused_predictor.obstacle(model.predictor, model.config),
-    }
+    """Why a part of the model cannot be trained by fused kernels; "" where it can."""
+    parts: dict[str, Any] = {"encoder": model.encoder, "predictor": model.predictor}
+    return {name: part.fused_obstacle() for name, part in parts.items()}
 
 
 def agreeing(model: WorldModel, parts: dict[str, str]) -> dict[str, str]:

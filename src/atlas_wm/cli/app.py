@@ -1,0 +1,91 @@
+"""``atlas``: finds the command, whose flags come from the signature of its function."""
+
+import logging
+import os
+import sys
+from collections.abc import Callable, Sequence
+
+import tyro
+
+from atlas_wm import __version__
+from atlas_wm.cli.bank import bank
+from atlas_wm.cli.checkpoints import export_checkpoint, import_checkpoint
+from atlas_wm.cli.collect import collect
+from atlas_wm.cli.demo import demo
+from atlas_wm.cli.diagnose import diagnose
+from atlas_wm.cli.doctor import doctor
+from atlas_wm.cli.errors import errors_in_one_line, setting_flags, split_debug
+from atlas_wm.cli.evaluate import evaluate
+from atlas_wm.cli.methods import methods
+from atlas_wm.cli.plan import PLAN_FLAGS, plan
+from atlas_wm.cli.report import report
+from atlas_wm.cli.train import make_train, recipe_defaults
+from atlas_wm.errors import UserError, unknown
+from atlas_wm.recipes import get_recipe
+
+# Before torch is imported: idle threads sleep instead of spinning. Alone it costs nothing; beside another busy
+# process on the same cores the spinning made training ten times slower.
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+
+DESCRIPTION = """Latent world models whose planning can be trusted.
+
+A first run on a laptop:
+
+    atlas demo
+
+Step by step:
+
+    atlas collect tworoom --episodes 5000 --no-pixels
+    atlas train tworoom --method atlas --recipe demo
+    atlas eval runs/tworoom-atlas-demo --part heldout
+    atlas plan runs/tworoom-atlas-demo --frame now.png --goal goal.png
+
+`atlas COMMAND --help` explains each one, `atlas --version` says which this is. With --debug (or ATLAS_DEBUG=1) an
+error comes with its whole traceback."""
+
+
+COMMANDS: dict[str, Callable[..., None]] = {
+    "collect": collect,
+    "train": make_train(get_recipe("paper")("atlas")),
+    "eval": evaluate,
+    "plan": plan,
+    "diagnose": diagnose,
+    "report": report,
+    "bank": bank,
+    "import": import_checkpoint,
+    "export": export_checkpoint,
+    "methods": methods,
+    "doctor": doctor,
+    "demo": demo,
+}
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    given, debug = split_debug(sys.argv[1:] if arguments is None else arguments)
+    if given[:1] == ["--version"]:
+        print(f"atlas-wm {__version__}")
+        return
+    flags = {"train": setting_flags(), "eval": PLAN_FLAGS, "plan": PLAN_FLAGS}
+    with errors_in_one_line(flags.get(given[0], {}) if given else {}, debug):
+        run_command(given)
+
+
+def run_command(arguments: list[str]) -> None:
+    from atlas_wm.parallel.launch import place
+
+    if place().size > 1 and arguments[:1] not in (["train"], ["eval"], ["diagnose"]):
+        raise UserError("only train, eval and diagnose run in several processes: start one, without torchrun")
+    if place().rank:  # of several processes one speaks; errors are said by the one that has them
+        sys.stdout = open(os.devnull, "w")  # noqa: SIM115
+        logging.getLogger("atlas_wm").setLevel(logging.ERROR)
+    elif logging.lastResort is not None:
+        logging.getLogger("atlas_wm").setLevel(logging.INFO)  # lines such as "fast path: …", to stderr
+        logging.lastResort.setLevel(logging.INFO)
+    commands = dict(COMMANDS)
+    if arguments and not arguments[0].startswith("-") and arguments[0] not in commands:
+        raise unknown("command", arguments[0], commands)
+    if arguments[:1] == ["train"]:
+        commands["train"] = make_train(recipe_defaults(arguments))
+    tyro.extras.subcommand_cli_from_dict(
+        commands, prog="atlas", description=DESCRIPTION, args=arguments or ["--help"]
+    )

@@ -1,0 +1,48 @@
+"""Arguments that several commands share."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+from tyro.conf import Positional, arg
+
+from atlas_wm.errors import UserError, short
+
+if TYPE_CHECKING:
+    from atlas_wm.tasks import Task
+
+TaskName = Positional[Annotated[str, arg(metavar="TASK")]]
+RunFolders = Positional[Annotated[tuple[Path, ...], arg(metavar="RUN [RUN ...]")]]
+# A run's file does not decide which code runs: a task that is not of this package is named again.
+OwnTasks = Annotated[tuple[str, ...], arg(metavar="TASK [TASK ...]")]
+RunFolder = Positional[Annotated[Path, arg(metavar="RUN")]]
+
+
+def import_tasks(names: Sequence[str]) -> "list[Task]":
+    """Import the tasks that were named on the command line: what a run's file names is followed only then."""
+    if not names:
+        return []
+    from atlas_wm.tasks import get_task
+
+    return [get_task(name) for name in names]
+
+
+def import_tasks_of(runs: Sequence[Path], names: Sequence[str]) -> None:
+    """The same where each must be the task of one of the runs."""
+    tasks = import_tasks(names)
+    if tasks:
+        from atlas_wm.runs.folder import read_run
+        from atlas_wm.tasks import task_id
+
+        known = {read_run(run)[0].task for run in runs}
+        for name, task in zip(names, tasks, strict=True):
+            if task_id(task) not in known:
+                raise UserError(
+                    f"no run is of --task {name}, but of {', '.join(sorted(map(short, known)))}: "
+                    f"leave it out (only `atlas eval` runs another task than a model was trained on)"
+                )
+
+
+def check_given(runs: tuple[Path, ...], command: str) -> None:
+    if not runs:
+        raise UserError(f"name at least one run folder: atlas {command} RUN [RUN ...]")

@@ -1,0 +1,88 @@
+"""``atlas train``"""
+
+import argparse
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+from tyro.conf import arg
+
+from atlas_wm.cli.arguments import TaskName
+from atlas_wm.config import RunConfig
+from atlas_wm.recipes import get_recipe
+
+if TYPE_CHECKING:
+    from atlas_wm.tasks import Task
+
+
+def make_train(default: RunConfig) -> Callable[..., None]:
+    """``atlas train`` with the settings of the recipe as its defaults."""
+
+    def train(
+        task: TaskName,
+        /,
+        method: str = "atlas",
+        recipe: str = "paper",
+        data: Path | None = None,
+        out: Path | None = None,
+        device: str = "auto",
+        overwrite: bool = False,
+        plain: bool = False,
+        config: Annotated[RunConfig, arg(name="")] = default,
+    ) -> None:
+        """Train a world model. Every setting of the recipe is a flag; the defaults shown are the recipe's.
+
+        Interrupted, by Ctrl-C, a signal, a full disk or a power cut, the same command goes on from the last good
+        state, to the same weights (docs/reliability.md).
+
+        Args:
+            task: tworoom, pusht or cube, or your own as module:Class (docs/own-data.md).
+            method: atlas, lewm, lewm+ood, wemreg, pldm, dino-wm, fast-wm (`atlas methods`) or your module:NAME.
+            recipe: paper (18 M parameters, for a GPU) or demo (minutes on a laptop).
+            data: Dataset [default: data/TASK.lance].
+            out: Run folder [default: runs/TASK-METHOD-RECIPE].
+            device: auto, cpu, cuda, cuda:N or mps.
+            overwrite: Replace an existing run folder, and an interrupted run that was started with other settings.
+            plain: On a GPU, no captured graphs: every step as it is written.
+            config: Settings.
+        """
+        from atlas_wm.tasks import get_task
+
+        known_task = get_task(task)
+        out = out or Path(f"runs/{known_task.name}-{method.rpartition(':')[-1]}-{recipe}")
+        data = data or Path(f"data/{known_task.name}.lance")
+        options: dict[str, Any] = {"recipe": recipe, "device": device, "overwrite": overwrite, "plain": plain}
+        print(train_with_progress(config, known_task, data, out, method, **options))
+
+    return train
+
+
+def recipe_defaults(arguments: Sequence[str]) -> RunConfig:
+    """The settings that --recipe and --method stand for, so that the other flags change those."""
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    parser.add_argument("--method", default="atlas")
+    parser.add_argument("--recipe", default="paper")
+    known, _ = parser.parse_known_args(arguments)
+    return get_recipe(known.recipe)(known.method)
+
+
+def train_with_progress(
+    config: RunConfig, task: "Task", data: Path, out: Path, method: str, **options: Any
+) -> Path:
+    from atlas_wm.cli.progress import Bar
+    from atlas_wm.train.loop import Progress, train
+
+    with Bar(f"train {method}", "steps") as bar:
+
+        def show(p: Progress) -> None:
+            terms = "  ".join(f"{name} {value:.4f}" for name, value in p.terms.items())
+            bar.update(p.step, p.steps, f"{terms}  {p.clips_per_second:,.0f} clips/s", p.seconds_left)
+
+        def show_encoded(done: int, total: int) -> None:
+            if bar.unit != "frames":
+                bar.rename("read", "frames")
+            bar.update(done, total)
+            if done == total:
+                bar.rename(f"train {method}", "steps")
+
+        return train(config, task, data, out, method=method, on_progress=show, on_encoded=show_encoded, **options)

@@ -1,0 +1,190 @@
+"""The run folder: the only thing that passes between commands.
+
+    config.json         RunInfo: settings, task, method, data, versions, device
+    model.safetensors   weights
+    normalizer.json     action standardisation
+    bank.safetensors    latents of training frames, for novelty; a run may go without
+    states.safetensors  some of the states it was trained on, for the ID/OOD split; a run may go without
+    README.md           model card
+    metrics.csv, tensorboard/, evaluation/*.json
+    weights/            of other steps: the best validation, every train.keep_every
+    checkpoints/        only while it is trained
+
+A folder is built under a name that ends in ``.partial`` and renamed when it is whole: under its own name it
+is complete or absent.
+"""
+
+import shutil
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from tempfile import TemporaryFile
+from typing import Any
+
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import load_file
+from torch import Tensor
+
+from atlas_wm import __version__
+from atlas_wm.config import FORMAT, RunInfo
+from atlas_wm.errors import UserError, reason, short
+from atlas_wm.normalizer import Normalizer
+from atlas_wm.runs.files import LOCK, MOST_JSON, MOST_SETTINGS, locked, read_json, saving, sync, write_json, writing
+from atlas_wm.settings import from_dict, to_dict
+
+SPACE = 1 << 20  # bytes that there must be room for
+CONFIG, WEIGHTS, NORMALIZER, METRICS = "config.json", "model.safetensors", "normalizer.json", "metrics.csv"
+BANK = "bank.safetensors"
+STATES = "states.safetensors"
+CHECKPOINTS, NOT_FINITE = "checkpoints", "not-finite.json"
+
+
+def writable_folder(run: Path, name: str) -> Path:
+    """A folder of the run for results, made and tried before the work that leads to them.
+
+    A link out of the run folder, which may come from a stranger, is refused.
+    """
+    folder = run / name
+    if not folder.resolve().is_relative_to(run.resolve()):
+        raise UserError(f"{folder} is a link out of the run folder, to {folder.resolve()}: remove it")
+    with writing(folder):
+        folder.mkdir(exist_ok=True)
+        with TemporaryFile(dir=folder) as file:
+            file.write(bytes(SPACE))
+    return folder
+
+
+@contextmanager
+def new_run_folder(folder: Path, overwrite: bool = False) -> Iterator[Path]:
+    """A staging folder that becomes ``folder`` when the block ends well, and is removed when it does not."""
+    staging = _staging(folder, overwrite)
+    shutil.rmtree(staging, ignore_errors=True)
+    staging.mkdir(parents=True)
+    try:
+        yield staging
+    except BaseException:
+        shutil.rmtree(staging, ignore_errors=True)
+        raise
+    _put_in_place(staging, folder)
+
+
+@contextmanager
+def training_folder(folder: Path, overwrite: bool = False) -> Iterator[Path]:
+    """A staging folder for one process at a time. Where the block does not end well, it stays for the same command
+    to go on with, once there is a checkpoint in it, or the record of losses that were no numbers."""
+    staging = _staging(folder, overwrite)
+    with ExitStack() as stack:
+        with saving(staging):
+            stack.enter_context(locked(staging, "trained"))
+        try:
+            yield staging
+        except BaseException:
+            if not any((staging / name).exists() for name in (CHECKPOINTS, NOT_FINITE)):
+                shutil.rmtree(staging, ignore_errors=True)
+            raise
+        with saving(staging):
+            (staging / LOCK).unlink()
+            _put_in_place(staging, folder)
+
+
+def _staging(folder: Path, overwrite: bool) -> Path:
+    if folder.exists() and not overwrite:
+        raise UserError(f"{folder} exists already: choose another --out, or pass --overwrite to replace it")
+    return folder.with_name(folder.name + ".partial")
+
+
+def _put_in_place(staging: Path, folder: Path) -> None:
+    """Rename the whole folder, all of it on the disk; what it replaces is never half there."""
+    for path in staging.rglob("*"):
+        sync(path)
+    replaced = folder.with_name(folder.name + ".replaced")
+    if folder.exists():
+        shutil.rmtree(replaced, ignore_errors=True)
+        folder.rename(replaced)
+    staging.rename(folder)
+    sync(folder.parent)
+    shutil.rmtree(replaced, ignore_errors=True)
+
+
+def write_info(folder: Path, info: RunInfo, normalizer: Normalizer) -> None:
+    write_json(folder / CONFIG, to_dict(info))
+    write_json(folder / NORMALIZER, normalizer.to_dict())
+
+
+def read_run(folder: str | Path) -> tuple[RunInfo, Normalizer]:
+    """Settings and normaliser of a finished run."""
+    folder = Path(folder)
+    if not folder.is_dir():
+        running = folder.with_name(folder.name + ".partial").is_dir()
+        hint = "train one with `atlas train`"
+        if running:
+            hint = "it is being trained, or was interrupted, and the same `atlas train` command goes on"
+        raise UserError(f"there is no run folder {folder}: {hint}")
+    data = read_json(folder / CONFIG, MOST_SETTINGS)
+    if not isinstance(data, dict) or data.get("format") != FORMAT:
+        found = data.get("format") if isinstance(data, dict) else None
+        version = data.get("atlas_wm", "unknown") if isinstance(data, dict) else "unknown"
+        raise UserError(
+            f"{folder} was written by another version (format {short(found)}, atlas-wm {short(version)}); this is "
+            f"atlas-wm {__version__} with format {FORMAT}: train again, or install the version that wrote it"
+        )
+    info = from_dict(RunInfo, data, str(folder / CONFIG))
+    numbers = read_json(folder / NORMALIZER, MOST_SETTINGS)
+    try:
+        return info, Normalizer.from_dict(numbers)
+    except UserError as error:
+        raise UserError(f"{folder}: {error}") from error
+
+
+def read_weights(folder: str | Path, expected: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The weights, if they have the names and shapes of those expected, which may be on the meta device.
+
+    The header is compared before anything is read, and so before a model of the size that the settings ask for
+    takes any memory.
+    """
+    path = Path(folder) / WEIGHTS
+    try:
+        with safe_open(path, "pt") as stored:
+            shapes = {name: tuple(stored.get_slice(name).get_shape()) for name in stored.keys()}  # noqa: SIM118
+        wanted = {name: tuple(tensor.shape) for name, tensor in expected.items()}
+        if shapes != wanted:
+            raise UserError(f"{path} does not fit its {CONFIG}: {_first_difference(shapes, wanted)}")
+        weights = load_file(path)
+    except FileNotFoundError:
+        raise UserError(f"{path} is missing: the run folder is not complete") from None
+    except (SafetensorError, OSError) as error:
+        raise UserError(f"{path} is damaged: {reason(error)}") from error
+    for name, tensor in weights.items():
+        if tensor.is_complex() or not bool(tensor.float().isfinite().all()):
+            raise UserError(f"{path} is damaged, or training failed: {name} is not finite")
+    return weights
+
+
+def _first_difference(found: Mapping[str, Any], wanted: Mapping[str, Any]) -> str:
+    name = next(name for name in sorted({*found, *wanted}) if found.get(name) != wanted.get(name))
+    return f"{short(name)} has shape {found.get(name)} and should have {wanted.get(name)}"
+
+
+def read_states(folder: str | Path) -> bytes | None:
+    """The file of training states as it is, to go along with the model (data/states.py reads what it holds)."""
+    path = Path(folder) / STATES
+    if not path.exists():
+        return None
+    try:
+        with path.open("rb") as file:
+            stored = file.read(MOST_JSON + 1)
+    except OSError as error:
+        raise UserError(f"{path} cannot be read: {reason(error)}") from error
+    if len(stored) > MOST_JSON:
+        raise UserError(f"{path} is larger than {MOST_JSON:,} bytes: this is no file that atlas-wm wrote")
+    return stored
+
+
+def read_bank(folder: str | Path) -> dict[str, Tensor] | None:
+    path = Path(folder) / BANK
+    try:
+        return load_file(path) if path.exists() else None
+    except (SafetensorError, OSError) as error:
+        raise UserError(
+            f"{path} is damaged ({reason(error)}): delete it, and make it again with `atlas bank {folder}`"
+        ) from error

@@ -1,0 +1,92 @@
+"""Trained models on disk and on the Hugging Face hub: load, save, publish."""
+
+from dataclasses import replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import torch
+
+from atlas_wm.errors import UserError
+from atlas_wm.models.bank import LatentBank
+from atlas_wm.models.world_model import WorldModel
+from atlas_wm.runs.card import CARD, model_card
+from atlas_wm.runs.files import write_atomically, write_tensors
+from atlas_wm.runs.folder import BANK, STATES, WEIGHTS, read_bank, read_run, read_states, read_weights, write_info
+from atlas_wm.runs.hub import fetch, publish
+
+
+def load_model(
+    source: str | Path, device: torch.device | str = "cpu", *, revision: str | None = None
+) -> WorldModel:
+    """Load a trained model, in eval mode, from a run folder or from a Hugging Face repository ``user/name``.
+
+    ``model.run`` holds the settings it was trained with. ``revision``: branch, tag or commit on the hub.
+    """
+    looks_like_hub_id = isinstance(source, str) and source.count("/") == 1 and not source.startswith((".", "/"))
+    if looks_like_hub_id and not Path(source).parent.is_dir():
+        source = fetch(str(source), revision)
+    info, normalizer = read_run(source)
+    with torch.device("meta"):  # compare names and shapes before the model takes any memory
+        expected = WorldModel(info.config.model, info.action_size, normalizer).state_dict()
+    weights = read_weights(source, expected)
+    model = WorldModel(info.config.model, info.action_size, normalizer)
+    model.load_state_dict(weights)
+    model.run = info
+    model.bank = load_bank(source, info.config.model.latent_shape[-1])
+    model.states = read_states(source)
+    return model.eval().to(device)
+
+
+def save_model(model: WorldModel, folder: str | Path) -> None:
+    """Write what :func:`load_model` reads: settings, weights, normalizer and, where there are, bank and states."""
+    if model.run is None:
+        raise UserError("only a model that was trained or loaded can be saved: set model.run to its RunInfo")
+    folder = Path(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    write_info(folder, model.run, model.normalizer)
+    write_tensors(folder / WEIGHTS, {name: t.detach().cpu().contiguous() for name, t in model.state_dict().items()})
+    if model.bank is None:
+        (folder / BANK).unlink(missing_ok=True)  # of another model that was saved here
+    else:
+        save_bank(model.bank, folder)
+    if model.states is not None:
+        with write_atomically(folder / STATES) as temporary:
+            temporary.write_bytes(model.states)
+
+
+def push_to_hub(model: WorldModel, repo_id: str, private: bool | None = None) -> str:
+    """Save the model to a Hugging Face repository, created where there is none; returns its URL.
+
+    The path of the training data may reveal your machine, so only its last part is published.
+    """
+    with TemporaryDirectory() as folder:
+        save_model(model, folder)
+        assert model.run is not None  # save_model checks
+        data = replace(model.run.data, path=Path(model.run.data.path).name)
+        write_info(Path(folder), replace(model.run, data=data), model.normalizer)
+        parameters = sum(p.numel() for p in model.parameters())
+        Path(folder, CARD).write_text(model_card(model.run, parameters, repo_id=repo_id))
+        return publish(Path(folder), repo_id, private)
+
+
+def load_bank(folder: str | Path, width: int) -> LatentBank | None:
+    """The latent bank of a run folder, None where it has none. width: coordinates of the model's points."""
+    stored = read_bank(folder)
+    if stored is None:
+        return None
+    path = Path(folder) / BANK
+    remedy = f"delete it, and make it again with `atlas bank {folder}`"
+    shapes = {name: tuple(tensor.shape) for name, tensor in stored.items()}
+    count = stored["novelty"].numel() if "novelty" in stored else 0
+    if count < 2 or shapes != {"points": (count, width), "novelty": (count,)}:
+        raise UserError(
+            f"{path} does not fit the model, whose points have {width} coordinates (it holds {shapes}): {remedy}"
+        )
+    bank = LatentBank(stored["points"].float(), stored["novelty"].double())
+    if not (bank.points.isfinite().all() and bank.novelty.isfinite().all()):
+        raise UserError(f"{path} is damaged (it is not finite): {remedy}")
+    return bank
+
+
+def save_bank(bank: LatentBank, folder: Path) -> None:
+    write_tensors(folder / BANK, {"points": bank.points, "novelty": bank.novelty})

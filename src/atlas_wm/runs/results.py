@@ -1,0 +1,344 @@
+"""The result of an evaluation: one file of ``RUN/evaluation``, written and read here and nowhere else."""
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, fields
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+
+from atlas_wm.config import MOST_SEED, PlanConfig
+from atlas_wm.errors import UserError, short
+from atlas_wm.runs.files import read_json, write_atomically, write_json, writing
+from atlas_wm.settings import check_types, from_dict, to_dict, within
+
+FORMAT = 1  # earlier files have no number: see _earlier
+FOLDER = "evaluation"
+MOST_COUNT, MOST_BUDGET = 2**53, 1_000_000  # of rows and plans; steps of an episode
+PolicyName = Literal["model", "random", "replay"]
+POLICIES: tuple[PolicyName, ...] = ("model", "random", "replay")
+Half = Literal["", "id", "ood"]  # "": all episodes
+
+
+@dataclass(frozen=True)
+class Protocol:
+    """One condition. Start and goal are two rows of one demonstration, ``offset`` apart."""
+
+    offset: int = 50
+    budget: int | None = None
+    """Environment steps an episode may take; default offset + 25."""
+    episodes: int = 200
+    """Episodes for each seed."""
+    seeds: tuple[int, ...] = (42, 43, 44, 45, 46)
+    part: Literal["all", "heldout"] = "all"
+    """Draw from all episodes, as the paper does, or only from those that training never saw."""
+    leave_out_solved: bool = False
+    """Leave episodes that are solved at the start out of the success rates (their records stay)."""
+
+    def __post_init__(self) -> None:
+        check_types("protocol.", self)
+        if self.offset < 1 or self.episodes < 1 or not self.seeds or (self.budget is not None and self.budget < 1):
+            raise UserError("--offset, --budget and --episodes must be at least 1, and --seeds not empty")
+        if self.steps > MOST_BUDGET:
+            raise UserError(f"an episode may take at most {MOST_BUDGET:,} steps, not {short(self.steps)}")
+        if len(set(self.seeds)) < len(self.seeds) or not all(0 <= seed <= MOST_SEED for seed in self.seeds):
+            raise UserError(f"--seeds must be different numbers from 0 on, not {short(list(self.seeds))}")
+
+    @property
+    def steps(self) -> int:
+        return self.offset + 25 if self.budget is None else self.budget
+
+    @property
+    def name(self) -> str:
+        unsolved = "_unsolved" if self.leave_out_solved else ""
+        return f"{self.part}_offset{self.offset}_budget{self.steps}{unsolved}"
+
+
+@dataclass(frozen=True)
+class EpisodeRecord:
+    """What happened in one episode."""
+
+    row: int  # dataset row of the start; the goal is ``offset`` rows later
+    episode: int  # dataset episode
+    start: int  # row within that episode
+    solved_at_start: bool
+    success: bool
+    steps: int  # to success, or the whole budget; to the error, if there was one
+    final_distance: float | None  # None after an error
+    last_states: list[list[float]]  # after the last steps, the latest last; none after an error
+    plans: int  # 0 for a policy that does not plan
+    error: str | None  # what the environment raised, or how its process ended; such an episode failed
+
+    def __post_init__(self) -> None:
+        within("", self, 0, MOST_COUNT, "row", "episode", "start", "steps", "plans")
+        if len({len(state) for state in self.last_states}) > 1:
+            raise UserError(f"the last states of the episode from row {self.row} have different sizes")
+
+
+@dataclass(frozen=True)
+class EpisodeResult(EpisodeRecord):
+    """The same, and how unusual the episode is."""
+
+    novelty: float  # of its demonstration
+    ood: bool  # in the more novel half of its condition and seed
+
+
+class Rates(NamedTuple):
+    """Success in percent; None where no episode counts."""
+
+    mean: float | None  # over the seeds
+    std: float | None
+    by_seed: dict[str, float | None]
+
+
+@dataclass(frozen=True)
+class PolicyResult:
+    """What the episodes of one policy add up to: success in percent, in all and by ID/OOD half."""
+
+    success_mean: float | None
+    success_std: float | None
+    success_by_seed: dict[str, float | None]
+    success_id_mean: float | None
+    success_id_std: float | None
+    success_id_by_seed: dict[str, float | None]
+    success_ood_mean: float | None
+    success_ood_std: float | None
+    success_ood_by_seed: dict[str, float | None]
+    solved_at_start: float
+    success_without_solved: float | None
+    plans: int
+    errors: int
+    wall_seconds: float  # of acting and planning, in all processes together
+    episodes: dict[str, list[EpisodeResult]]  # by evaluation seed
+    # Of the policy that plans; None for the others.
+    planning_seconds: float | None = None  # in all processes together
+    seconds_per_plan: float | None = None
+    peak_memory: int | None = None  # bytes
+
+    def __post_init__(self) -> None:
+        within("", self, 0, MOST_COUNT, "plans", "errors", "wall_seconds")
+
+    def rates(self, half: Half = "") -> Rates:
+        key = f"success_{half}" if half else "success"
+        return Rates(*(getattr(self, f"{key}_{what}") for what in Rates._fields))
+
+    @property
+    def count(self) -> int:
+        return sum(len(episodes) for episodes in self.episodes.values())
+
+
+@dataclass(frozen=True)
+class EvaluatedData:
+    path: str
+    hash: str
+
+
+@dataclass(frozen=True)
+class NoveltyBank:
+    """The states that the ID and OOD halves are told apart by."""
+
+    states: int
+    neighbours: int
+    seed: int
+    source: Literal["training data", "evaluated data"]
+    data: str  # hash of the dataset they are from
+
+
+@dataclass(frozen=True)
+class EvaluationResult:
+    """One condition, as it was evaluated."""
+
+    task: str  # that was evaluated on
+    trained_task: str  # of the run
+    method: str
+    recipe: str
+    protocol: Protocol  # with its budget filled in
+    plan: PlanConfig
+    precision: Literal["bf16", "float32", "mixed"] | None  # of the search as it ran; None: not recorded
+    plain: bool | None  # whether it ran without the fast path, asked for or not
+    data: EvaluatedData
+    novelty_bank: NoveltyBank
+    device: str
+    stages: str | None
+    workers: int | None
+    processes: int | None
+    film_every: int  # steps between two frames of a film
+    written: str  # UTC, ISO 8601; empty: not recorded
+    model: PolicyResult
+    random: PolicyResult | None = None  # the floor: uniformly random actions
+    replay: PolicyResult | None = None  # the ceiling: the actions of the demonstration
+    versions: dict[str, str] = field(default_factory=dict)
+    format: int = FORMAT
+
+    def __post_init__(self) -> None:
+        within("", self, 1, MOST_BUDGET, "film_every")
+        for name, result in self.policies.items():
+            found = {seed: len(episodes) for seed, episodes in result.episodes.items()}
+            if found != {str(seed): self.protocol.episodes for seed in self.protocol.seeds}:
+                raise UserError(f"the episodes of {name} are not those of its protocol")
+
+    @property
+    def policies(self) -> dict[PolicyName, PolicyResult]:
+        """Those that were evaluated."""
+        known = {"model": self.model, "random": self.random, "replay": self.replay}
+        return {name: result for name in POLICIES if (result := known[name]) is not None}
+
+    @property
+    def condition(self) -> str:
+        return self.protocol.name + self.plan.replanning
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """What was asked for, and so what another evaluation of the run may differ in."""
+        return {
+            "task": self.task,
+            "protocol": asdict(self.protocol),
+            "plan": asdict(self.plan),
+            "precision": self.precision,
+            "plain": self.plain,
+            "data": self.data.hash,
+            "novelty_bank": asdict(self.novelty_bank),
+            "policies": list(self.policies),
+        }
+
+    @property
+    def name(self) -> str:
+        """Of its file: the condition, and a digest of all settings."""
+        digest = hashlib.sha256(json.dumps(self.settings, sort_keys=True).encode()).hexdigest()
+        return f"{self.condition}-{digest[:8]}"
+
+    @property
+    def words(self) -> str:
+        """The settings that evaluations of one condition usually differ in, in a few words."""
+        seeds, plan = self.protocol.seeds, self.plan
+        return (
+            f"{self.protocol.episodes} episodes for {len(seeds)} seed{'s' if len(seeds) > 1 else ''}, "
+            f"CEM {plan.candidates}×{plan.iterations}×{plan.horizon} with {plan.elites} elites"
+            + (f", {self.precision}" if self.precision else "")
+            + (", plain" if self.plain else "")
+        )
+
+    def besides(self, training_data: str | None) -> str:
+        """What sets the condition apart besides offset, budget and part: each ``, like this``, or nothing.
+
+        training_data: hash of the run's.
+        """
+        plan, others = self.plan, []
+        if self.protocol.leave_out_solved:
+            others.append("without those solved at the start")
+        if plan.rule != "terminal":
+            others.append(f"rule {plan.rule}")
+        if plan.execute != plan.horizon:
+            others.append(f"replanned every {plan.execute}")
+        if self.task != self.trained_task:
+            others.append(f"task {self.task}")
+        if self.data.hash != training_data:
+            others.append(f"data {Path(self.data.path).name} ({self.data.hash})")
+        return "".join(f", {other}" for other in others)
+
+    def write(self, folder: Path, films: Mapping[int, np.ndarray]) -> Path:
+        """The file, and ``NAME.films.npz`` beside it. Only a result with the same settings is replaced.
+
+        films: by start row, (frames, H, W, 3) uint8, the goal last.
+        """
+        path = folder / f"{self.name}.json"
+        with writing(folder):
+            films_path(path).unlink(missing_ok=True)  # of a result that is replaced
+            if films:
+                with write_atomically(films_path(path)) as temporary, temporary.open("wb") as out:
+                    np.savez_compressed(out, **{f"row{row}": film for row, film in films.items()})  # type: ignore[arg-type]
+            write_json(path, to_dict(self))
+        return path
+
+    @classmethod
+    def read(cls, path: Path) -> "EvaluationResult":
+        return cls.parse(read_json(path), path)
+
+    @classmethod
+    def parse(cls, data: Any, path: Path) -> "EvaluationResult":
+        """What a file holds, checked. ``path`` is named where it is no evaluation."""
+        found = data.get("format") if isinstance(data, dict) else None
+        if found is not None and found != FORMAT:
+            raise UserError(
+                f"{path} has format {short(found)}, this version reads {FORMAT}: run `atlas eval` again, or "
+                f"install the version that wrote it"
+            )
+        try:
+            return from_dict(cls, _earlier(data) if found is None else data, "the evaluation")
+        except (UserError, LookupError, TypeError, AttributeError) as error:
+            why = str(error) if isinstance(error, UserError) else f"{type(error).__name__} {short(str(error))}"
+            raise UserError(f"{path} is damaged ({why}): delete it, and run `atlas eval` again") from error
+
+
+def _earlier(data: Any) -> dict[str, Any]:
+    """The layout before files had a format number, in today's: what was not recorded is None.
+
+    Its ID and OOD halves were always told apart by the evaluated data.
+    """
+    new = {key: value for key, value in data.items() if key in {f.name for f in fields(EvaluationResult)}}
+    bank = {"states": 0, "neighbours": 0, "seed": 0} | data.get("novelty_bank", {})
+    new |= {
+        "trained_task": data["task"],
+        "novelty_bank": bank | {"source": "evaluated data", "data": data["data"]["hash"]},
+        "plan": {"clip_actions": False} | data["plan"],  # no plan was clipped then
+        "film_every": 5,
+        "written": "",
+        "format": FORMAT,
+    }
+    for name in ("precision", "plain", "stages", "workers", "processes"):
+        new.setdefault(name, None)
+    for policy in ("model", "random"):
+        if policy in data:
+            new[policy] = {k: v for k, v in data[policy].items() if k != "seconds"}
+            new[policy]["wall_seconds"] = data[policy]["seconds"]
+    return new
+
+
+def read_results(run: Path) -> dict[str, EvaluationResult]:
+    """All evaluations of a run, by the names of their files."""
+    return {path.stem: EvaluationResult.read(path) for path in sorted((run / FOLDER).glob("*.json"))}
+
+
+class Chosen(NamedTuple):
+    """The most complete of the evaluations of one condition."""
+
+    name: str  # of its file, without .json
+    result: EvaluationResult
+    others: tuple[str, ...]  # the files that it was preferred to
+
+
+def most_complete(results: Mapping[str, EvaluationResult]) -> list[Chosen]:
+    """One for each condition, task and dataset: that with most episodes, then policies, then the newest."""
+
+    def weight(name: str) -> tuple[int, int, str, str]:
+        result = results[name]
+        return result.model.count, len(result.policies), result.written, name
+
+    alike: dict[tuple[str, str, str], list[str]] = {}
+    for name, result in results.items():
+        alike.setdefault((result.condition, result.task, result.data.hash), []).append(name)
+    chosen = []
+    for names in alike.values():
+        best, *others = sorted(names, key=weight, reverse=True)
+        chosen.append(Chosen(best, results[best], tuple(others)))
+    return chosen
+
+
+def films_path(path: Path) -> Path:
+    """The films of an evaluation, beside its file."""
+    return path.with_name(f"{path.stem}.films.npz")
+
+
+def film_steps(frames: int, steps: int, every: int) -> list[int]:
+    """The step that each frame of a film was taken after: one every ``every`` steps, and one after the last step.
+
+    frames: without the goal. steps: that the episode took.
+    """
+    return [*range(0, steps + 1, every), steps][:frames]
+
+
+def film_rows(films: Sequence[str]) -> list[int]:
+    """The start rows of films, from the names they are stored under."""
+    return [int(name.removeprefix("row")) for name in films]

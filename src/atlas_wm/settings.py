@@ -1,0 +1,85 @@
+"""Settings as frozen dataclasses: checked when they are made, and read from files as strictly."""
+
+import dataclasses
+import sys
+from types import UnionType
+from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+
+from atlas_wm.errors import SettingError, UserError, did_you_mean, short, unknown
+
+T = TypeVar("T")
+MOST_FLOAT = sys.float_info.max  # what is larger is infinite, or no float at all; NaN compares as neither
+
+
+def require(condition: bool, message: str) -> None:
+    if not condition:
+        raise SettingError(message)
+
+
+def check_types(where: str, config: Any) -> None:
+    """Every setting has its declared type, as in a file, and becomes what JSON gives back: 1 for a float is 1.0, a
+    list for a tuple is a tuple."""
+    for name, hint in get_type_hints(type(config)).items():
+        try:
+            object.__setattr__(config, name, _parse(hint, getattr(config, name), f"{where}{name}"))
+        except UserError as error:
+            raise SettingError(str(error)) from None
+
+
+def within(where: str, config: Any, low: float, high: float, *names: str) -> None:
+    """The settings of these names lie in [low, high]; NaN does not."""
+    for name in names:
+        value = getattr(config, name)
+        require(low <= value <= high, f"{where}{name} must lie between {low:g} and {high:g}, not {short(value)}")
+
+
+def to_dict(config: Any) -> dict[str, Any]:
+    return dataclasses.asdict(config)
+
+
+def from_dict(cls: type[T], data: Any, where: str = "config") -> T:
+    """The strict inverse of :func:`to_dict`: unknown names and wrong types are errors that say where."""
+    if not isinstance(data, dict):
+        raise UserError(f"{where} must be an object, not {type(data).__name__}")
+    hints = get_type_hints(cls)
+    for name in data:
+        if name not in hints:
+            raise unknown(f"setting in {where}", str(name), hints)
+    for f in dataclasses.fields(cls):  # type: ignore[arg-type]
+        if f.name not in data and f.default is dataclasses.MISSING and f.default_factory is dataclasses.MISSING:
+            raise UserError(f"{where} lacks {f.name}")
+    settings = {name: _parse(hints[name], value, f"{where}.{name}") for name, value in data.items()}
+    try:
+        return cls(**settings)
+    except SettingError as error:
+        raise UserError(f"{where}: {error}") from error
+
+
+def _parse(hint: Any, value: Any, where: str) -> Any:
+    origin = get_origin(hint)
+    if dataclasses.is_dataclass(hint):
+        return value if isinstance(value, hint) else from_dict(hint, value, where)  # type: ignore[arg-type]
+    if origin is Literal:
+        if isinstance(value, str) and value in get_args(hint):
+            return value
+        names = " or ".join(repr(name) for name in get_args(hint))
+        raise UserError(f"{where} must be {names}, not {short(value)}.{did_you_mean(value, get_args(hint))}")
+    if origin in (Union, UnionType):
+        if value is None:
+            return None
+        return _parse(next(a for a in get_args(hint) if a is not type(None)), value, where)
+    if origin in (list, tuple) and get_args(hint)[1:] in ((), (...,)) and isinstance(value, (list, tuple)):
+        return origin(_parse(get_args(hint)[0], v, f"{where}[{i}]") for i, v in enumerate(value))
+    if origin is tuple and isinstance(value, (list, tuple)) and len(value) == len(get_args(hint)):
+        return tuple(
+            _parse(a, v, f"{where}[{i}]") for i, (a, v) in enumerate(zip(get_args(hint), value, strict=True))
+        )
+    if origin is dict and isinstance(value, dict):
+        _, of = get_args(hint)
+        return {str(k): _parse(of, v, f"{where}.{short(k)}") for k, v in value.items()}
+    if hint is float and isinstance(value, (int, float)) and type(value) is not bool and abs(value) <= MOST_FLOAT:
+        return float(value)
+    if hint in (int, str, bool) and type(value) is hint:
+        return value
+    name = getattr(hint, "__name__", None) if origin is None else str(hint)
+    raise UserError(f"{where} must be {name or hint}, not {short(value)}")

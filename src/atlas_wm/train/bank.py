@@ -1,0 +1,37 @@
+"""The latent bank of a run that was trained without one."""
+
+import logging
+from dataclasses import replace
+from pathlib import Path
+
+from atlas_wm.data.states import keep_states
+from atlas_wm.data.training_set import open_training_set
+from atlas_wm.errors import UserError
+from atlas_wm.parallel.devices import pick_device
+from atlas_wm.runs.files import write_json
+from atlas_wm.runs.folder import BANK, NORMALIZER
+from atlas_wm.runs.model import load_model, save_bank
+from atlas_wm.tasks import get_task_of
+
+log = logging.getLogger(__name__)
+
+
+def write_bank(run: Path, data: Path | None = None, device: str = "auto") -> Path:
+    """What training would have written into the run folder: the bank, states for the ID/OOD split, bounds."""
+    model = load_model(run, pick_device(device))
+    assert model.run is not None
+    ready = open_training_set(data or model.run.data.path, get_task_of(model.run), model.run.config)
+    if ready.info.hash != model.run.data.hash:
+        raise UserError(
+            f"{run} was trained on data with hash {model.run.data.hash}, {ready.info.path} has {ready.info.hash}: "
+            f"pass the --data it was trained on"
+        )
+    model.remember(ready.some_frames())
+    assert model.bank is not None
+    save_bank(model.bank, run)
+    if model.normalizer.low is None:
+        bounded = replace(model.normalizer, low=ready.normalizer.low, high=ready.normalizer.high)
+        write_json(run / NORMALIZER, bounded.to_dict())
+        log.info("action bounds added to %s: its plans are clipped to them unless clip_actions is off", NORMALIZER)
+    keep_states(run, ready.data, model.run)
+    return run / BANK

@@ -1,0 +1,161 @@
+"""What one process of a job computes, alone or with others. ``python job.py DATASET FOLDER``: with 1, 2 and 4.
+
+A part of the batch for each process; what comes out is put together again, so that results can be compared between
+numbers of processes. There is no dropout: its masks differ between them. Models are trained in double precision:
+in single precision Adam takes rounding for a direction wherever the gradient is nearly 0, and runs drift apart.
+"""
+
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from forked import fork
+from lightning.fabric import Fabric
+from torch import Tensor, nn
+
+from atlas_wm.config import BUILT_IN_TERMS, ObjectiveConfig, RunConfig
+from atlas_wm.data.clips import Batch, ClipDataset, clip_index, fit_normalizer, split_clips
+from atlas_wm.data.dataset import EpisodeData
+from atlas_wm.losses.objective import ClipLatents, objective
+from atlas_wm.models.layers import BatchNorm
+from atlas_wm.models.world_model import WorldModel
+from atlas_wm.parallel.launch import processes
+from atlas_wm.parallel.processes import from_all, gather_rows, is_main, shard, sum_gradients
+from atlas_wm.recipes import demo
+from atlas_wm.rng import stream
+from atlas_wm.tasks import get_task
+from atlas_wm.train import loop
+from atlas_wm.train.loop import fit, measure_batchnorm, validate
+from atlas_wm.train.monitors import CollapseWatch
+from atlas_wm.train.step import PlainStep, whole_batch
+
+CLIPS = 7  # divisible neither by 2 nor by 4
+METHODS = ("atlas", "lewm", "pldm", "fast-wm")
+
+
+def own_term(clips: ClipLatents) -> Tensor:
+    """No mean of anything over clips: the largest distance of two latents."""
+    return torch.cdist(clips.z.flatten(0, 1), clips.z.flatten(0, 1)).max() + clips.anchor.std()
+
+
+def draw(*shape: int, key: int = 0) -> Tensor:
+    return torch.randn(*shape, generator=stream(7, key))
+
+
+def mine(x: Tensor) -> Tensor:
+    """This process's rows, as the start of a graph."""
+    return x[torch.tensor(shard(list(range(len(x)))), dtype=torch.int64)].clone()
+
+
+def whole(x: Tensor | None) -> Tensor:
+    """The rows of all processes."""
+    (gathered,) = gather_rows([x])
+    assert gathered is not None
+    return gathered
+
+
+def terms() -> dict[str, Any]:
+    """Each loss term with its gradient by latents, anchors, predictions and inverse predictions."""
+    shapes = ((CLIPS, 4, 16), (CLIPS, 4, 12), (CLIPS, 3, 16), (CLIPS, 3, 10), (CLIPS, 3, 10))
+    found: dict[str, Any] = {}
+    nothing = ObjectiveConfig(prediction=0, extra={"job:own_term": 1.0})
+    for name in (*BUILT_IN_TERMS, "own"):
+        parts = [mine(draw(*shape, key=i)).requires_grad_() for i, shape in enumerate(shapes)]
+        config = nothing if name == "own" else replace(nothing, extra={}, **{name: 1.0})
+        losses = objective(whole_batch(ClipLatents(*parts)), config, stream(1))
+        losses.total.backward()
+        grads = [whole(torch.zeros_like(p) if p.grad is None else p.grad) for p in parts]
+        found[name] = [losses.total.detach(), *grads]
+    return found
+
+
+def batchnorm() -> dict[str, Any]:
+    """Two batches forward and back, once with the usual momentum and once with a cumulative average."""
+    found: dict[str, Any] = {}
+    for momentum in (0.1, None):
+        norm = BatchNorm(5, momentum=momentum)
+        nn.init.normal_(norm.weight, generator=stream(2))
+        for key in (3, 4):
+            x = mine(2 + 3 * draw(CLIPS, 5, key=key)).requires_grad_()
+            y = norm(x)
+            (y * mine(draw(CLIPS, 5, key=key + 10))).sum().backward()
+            sum_gradients(norm.parameters())
+            found[f"{momentum} {key}"] = [whole(y.detach()), whole(x.grad), norm.weight.grad.clone()]
+            norm.zero_grad()
+        found[f"{momentum}"] = [t.clone() for t in norm.state_dict().values()]
+    return found
+
+
+def config_of(method: str, **settings: Any) -> RunConfig:
+    config = demo(method)
+    model = replace(config.model, predictor=replace(config.model.predictor, dropout=0.0))
+    objective = config.objective
+    if method == "pldm":
+        model = replace(model, inverse_hidden=16)
+        objective = replace(objective, inverse=1.0, cov_t=0.3)
+    return replace(config, model=model, objective=objective, train=replace(config.train, **settings))
+
+
+def steps() -> dict[str, Any]:
+    """One batch through the whole step: losses, the norm before clipping and the gradient that the update used."""
+    found: dict[str, Any] = {}
+    for method in METHODS:
+        config = config_of(method, clip=0.01)
+        torch.manual_seed(0)
+        model = WorldModel(config.model, 2).train()
+        fabric = Fabric(accelerator="cpu", devices=1, precision="64-true")
+        step = PlainStep(fabric, fabric.setup_module(model), config)
+        used: dict[str, Tensor] = {}
+        step.optimizer.zero_grad = lambda model=model, used=used: used.update(  # instead of forgetting them
+            {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
+        )
+        frames = torch.randint(0, 255, (CLIPS, 4, 3, 32, 32), dtype=torch.uint8, generator=stream(5))
+        update = step(Batch(mine(frames), mine(draw(CLIPS, 3, 10))), stream(3), 1e-3)
+        found[method] = {"total": update.losses.total, **update.losses.terms, "norm": update.norm, **used}
+    return found
+
+
+def training(path: str) -> dict[str, Any]:
+    """Twenty steps on real data, with validation and measured statistics; then on three clips only."""
+    config = config_of("atlas", steps=20, batch=15, log_every=5, validate_every=10, batchnorm_batches=3)
+    data = EpisodeData(path, get_task("tworoom"), 32, 5)
+    index = split_clips(clip_index(data.lengths, 16), len(data.lengths), config.train)
+    normalizer = fit_normalizer(data, index[0], config.model)
+    few = index[1].take(torch.arange(3).numpy())
+    parts = [ClipDataset(data, clips, normalizer, config.model) for clips in (*index, few)]
+    torch.manual_seed(0)
+    model = WorldModel(config.model, 2, normalizer)
+    rows: list[dict[str, float]] = []
+    fit(model, *parts[:2], config, torch.device("cpu"), lambda step, row: rows.append(row))
+    weights = {name: t.clone() for name, t in model.state_dict().items()}
+    fabric = Fabric(accelerator="cpu", devices=1, precision="64-true")
+    wrapped = fabric.setup_module(model)
+    on_few = validate(fabric, wrapped, parts[2], config, CollapseWatch())
+    measure_batchnorm(fabric, wrapped, parts[2], config)
+    statistics = {name: t for name, t in model.state_dict().items() if "running" in name}
+    for row in rows:
+        del row["clips_per_second"]
+    return {"rows": rows, "weights": weights, "few": on_few, "statistics": statistics}
+
+
+def measure(path: str, file: Path) -> None:
+    """What each process found, by rank."""
+    with processes():
+        found = {"terms": terms(), "batchnorm": batchnorm()}
+        torch.set_default_dtype(torch.float64)
+        torch.Tensor.float = torch.Tensor.double
+        loop.precision_of = lambda settings, device: "64-true"
+        found |= {"steps": steps(), "training": training(path)}
+        results = from_all(found)
+        if is_main():
+            torch.save(results, file)
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    EpisodeData(sys.argv[1], get_task("tworoom"), 32, 5)  # imports what it needs, before the others are forked
+    for size in (1, 2, 4):
+        if any(fork(size, lambda size=size: measure(sys.argv[1], Path(sys.argv[2], f"{size}.pt")))):
+            sys.exit(f"{size} processes failed")
