@@ -23,7 +23,7 @@ from atlas_wm.models.world_model import WorldModel
 from atlas_wm.parallel.devices import pick_device
 from atlas_wm.plan.cem import cem
 from atlas_wm.recipes import paper
-from atlas_wm.rng import stream
+from atlas_wm.rng import make_rng
 
 FRAMES = 64
 
@@ -32,8 +32,8 @@ FRAMES = 64
 def elites(model: WorldModel, plan: PlanConfig, episodes: int, device: torch.device) -> Table:
     table = Table("search", f"same {plan.elites} elites", "elites shared", "largest relative difference of a cost")
     size = model.config.encoder.image_size
-    pictures = torch.randint(0, 256, (2 * episodes, 3, size, size), dtype=torch.uint8, generator=stream(1))
-    z, z_goal = model.encode(pictures.to(device)).chunk(2)
+    images = torch.randint(0, 256, (2 * episodes, 3, size, size), dtype=torch.uint8, generator=make_rng(1))
+    z, z_goal = model.encode(images.to(device)).chunk(2)
     start = torch.zeros(episodes, plan.horizon, 10, device=device)
     for dtype in (torch.float32, torch.bfloat16):
         fast, shared, gaps = model.predictor.fast_rollout(dtype, capturable=device.type == "cuda"), [], []
@@ -47,7 +47,7 @@ def elites(model: WorldModel, plan: PlanConfig, episodes: int, device: torch.dev
             gaps.append(((other - plain).abs() / plain).max())
             return plain
 
-        cem(cost, start, plan, [stream(0, e) for e in range(episodes)])
+        cem(cost, start, plan, [make_rng(0, e) for e in range(episodes)])
         found = torch.cat(shared)
         same, mean = 100 * (found == 1).float().mean(), 100 * found.mean()
         table.add_row(str(dtype), f"{same:.1f} %", f"{mean:.1f} %", f"{max(gaps):.1e}")
@@ -60,9 +60,9 @@ def gradients(model: WorldModel, device: torch.device, dtype: torch.dtype = torc
 
     model.train()
     encoder, predictor, size = model.encoder, model.predictor, model.config.encoder.image_size
-    draw = stream(2)
+    draw = make_rng(2)
     noise = torch.rand(FRAMES, 3, size, size, generator=draw)
-    frames = (255 * torch.nn.functional.avg_pool2d(noise, 15, 1, 7)).to(torch.uint8).to(device)  # smooth pictures
+    frames = (255 * torch.nn.functional.avg_pool2d(noise, 15, 1, 7)).to(torch.uint8).to(device)  # smooth images
     way = torch.randn(FRAMES, model.config.encoder.width, generator=draw).to(device)
     shape = (FRAMES, model.config.history, model.config.predictor.width)
     x, condition, along = (torch.randn(shape, generator=draw).to(device) for _ in range(3))

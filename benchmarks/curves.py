@@ -21,14 +21,14 @@ from atlas_wm.data.clips import Batch
 from atlas_wm.models.world_model import WorldModel
 from atlas_wm.parallel.devices import pick_device
 from atlas_wm.recipes import paper
-from atlas_wm.rng import stream
+from atlas_wm.rng import make_rng
 
 BATCHES = 12  # that are shown again and again
 LAST = 20
 
 
 def moving_spot(size: int, image: int, number: int, device: torch.device) -> Batch:
-    draw = stream(1, number)
+    draw = make_rng(1, number)
     actions = torch.randn(size, 3, 10, generator=draw)
     start = torch.randn(size, 1, 2, generator=draw)
     place = torch.cat([start, start + actions[..., :2].cumsum(dim=1)], dim=1).to(device)  # (B, 4, 2)
@@ -45,7 +45,7 @@ def losses(name: str, config: RunConfig, batches: list[Batch], steps: int, devic
     step = our_step(model, config, device, fast=name.startswith("fast"), compiled="compiled" in name)
     total = [
         step(
-            batches[i % len(batches)], stream(2, i, device=device), config.train.lr * min(1, (i + 1) / 20)
+            batches[i % len(batches)], make_rng(2, i, device=device), config.train.lr * min(1, (i + 1) / 20)
         ).losses.total
         for i in range(steps)
     ]

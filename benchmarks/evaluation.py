@@ -5,7 +5,7 @@ LeWM, and our evaluation with the same weights, episodes and settings.
 
 Each as it is made to run: theirs in one process with all threads, ours in a process for each core; neither is
 charged for starting Python and loading libraries. The model has about the demo's size, and is not trained:
-BatchNorm sees the data once, so that plans depend on the pictures and some near goals are reached. Noise differs,
+BatchNorm sees the data once, so that plans depend on the images and some near goals are reached. Noise differs,
 so success may differ by some episodes.
 """
 
@@ -38,7 +38,7 @@ from atlas_wm.models.world_model import WorldModel
 from atlas_wm.normalizer import Normalizer
 from atlas_wm.parallel.workers import Helpers
 from atlas_wm.plan.harness import Standardisation
-from atlas_wm.rng import stream
+from atlas_wm.rng import make_rng
 from atlas_wm.runs.model import save_model
 from atlas_wm.tasks.base import import_harness
 from atlas_wm.tasks.tworoom import TwoRoom
@@ -71,7 +71,7 @@ def calibrate(model: WorldModel, data: EpisodeData) -> None:
             layer.momentum = 1.0
     with torch.no_grad():
         frames = data.frames(episodes, np.zeros_like(episodes), 3)
-        model.train()(frames, torch.randn(len(frames), 2, 10, generator=stream(0)))
+        model.train()(frames, torch.randn(len(frames), 2, 10, generator=make_rng(0)))
     model.eval().normalizer = Normalizer.fit(data.actions)
 
 

@@ -37,17 +37,17 @@ def main() -> None:
         return torch.randn(*shape, device="cuda", dtype=torch.bfloat16)
 
     weight, bias = torch.randn(width, device="cuda"), torch.randn(width, device="cuda")
-    pictures = torch.randint(0, 256, (frames, 3, e.image_size, e.image_size), dtype=torch.uint8, device="cuda")
+    images = torch.randint(0, 256, (frames, 3, e.image_size, e.image_size), dtype=torch.uint8, device="cuda")
     x, later = kernels.Split(low(rows, width), low(rows, width)), kernels.Split(low(rows, width), low(rows, width))
     change, grad, h, dg, qkv = (low(rows, n) for n in (width, width, hidden, hidden, 3 * width))
     total, y, moments = kernels.add_norm(x, change, weight, bias, e.norm_eps, torch.bfloat16)
     programs = -(-rows // kernels.ROWS_A_PROGRAM)
     norm_sums, up_sums = (torch.empty(programs, *n, device="cuda") for n in ((3, width), (hidden,)))
     out, lse = attention.attend(qkv, frames, e.heads)
-    cut = kernels.patches(pictures, e.patch_size, torch.bfloat16)
+    cut = kernels.patches(images, e.patch_size, torch.bfloat16)
     both = [t for split in (x, later) for t in split if t is not None]
     cases: list[tuple[str, Callable[[], Any], int]] = [
-        ("patches", lambda: kernels.patches(pictures, e.patch_size, torch.bfloat16), size(pictures, cut)),
+        ("patches", lambda: kernels.patches(images, e.patch_size, torch.bfloat16), size(images, cut)),
         (
             "residual and norm",
             lambda: kernels.add_norm(x, change, weight, bias, e.norm_eps, torch.bfloat16),

@@ -1,4 +1,4 @@
-"""Milliseconds a plan: stable-worldmodel's LeWM and CEMSolver, and our planner with the same weights and pictures.
+"""Milliseconds a plan: stable-worldmodel's LeWM and CEMSolver, and our planner with the same weights and images.
 
     python benchmarks/planning.py [--device cpu] [--episodes 1] [--iterations 2]
 
@@ -24,7 +24,7 @@ from torch import Tensor
 from atlas_wm.config import ModelConfig, PlanConfig
 from atlas_wm.parallel.devices import pick_device
 from atlas_wm.plan.planner import Plan, Planner
-from atlas_wm.rng import stream
+from atlas_wm.rng import make_rng
 
 THEIRS_AT_MOST = 8  # episodes that theirs is timed with: it plans one after the other
 
@@ -66,7 +66,7 @@ def compare(
 ) -> tuple[float, float, float, float]:
     """Milliseconds a plan of theirs and ours, and mean costs of what they found, theirs for the first few."""
     theirs, ours = lewm_pair(device)
-    frames, goals = torch.randint(0, 256, (2, episodes, 3, 224, 224), dtype=torch.uint8, generator=stream(1))
+    frames, goals = torch.randint(0, 256, (2, episodes, 3, 224, 224), dtype=torch.uint8, generator=make_rng(1))
     few = min(episodes, THEIRS_AT_MOST)
     planner, solver = Planner(ours, plan), their_solver(theirs, plan, few, device)
     found: dict[str, Any] = {}
@@ -80,7 +80,7 @@ def compare(
             found["theirs"] = solver.solve({**pixels, "action": torch.zeros(few, 1, 10)})["costs"]
 
     def run_ours() -> None:
-        plans: list[Plan] = planner.plan_batch(frames, goals, [stream(0, e) for e in range(episodes)])
+        plans: list[Plan] = planner.plan_batch(frames, goals, [make_rng(0, e) for e in range(episodes)])
         found["ours"] = [p.cost for p in plans]
 
     before, after = milliseconds(device, rounds, run_theirs, run_ours)
@@ -113,7 +113,7 @@ def main() -> None:
     console.print(table)
     settings = f"CEM {plan.candidates}×{plan.iterations}×{plan.horizon}, {flop / 1e12:.2f} TFLOP a plan"
     console.print(
-        f"LeWM at the paper's size, {settings}, pictures to actions, {torch.get_num_threads()} threads, "
+        f"LeWM at the paper's size, {settings}, images to actions, {torch.get_num_threads()} threads, "
         f"median of {arguments.rounds} rounds on {device}"
     )
 

@@ -175,7 +175,7 @@ def table(results: dict[str, dict[str, np.ndarray]]) -> str:
         "change of the action from step to step, mean (actions are in [−1, 1]²)",
         lambda r: f"{r['action change'].mean():.2f}",
     )
-    add("steps with the agent outside the picture", lambda r: f"{r['agent outside'].mean():.1%}")
+    add("steps with the agent outside the image", lambda r: f"{r['agent outside'].mean():.1%}")
     add("steps with the block at or past a wall", lambda r: f"{r['block at a wall'].mean():.1%}")
     return "\n".join(lines)
 

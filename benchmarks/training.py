@@ -26,7 +26,7 @@ from atlas_wm.data.clips import Batch
 from atlas_wm.models.world_model import WorldModel
 from atlas_wm.parallel.devices import pick_device
 from atlas_wm.recipes import paper
-from atlas_wm.rng import stream
+from atlas_wm.rng import make_rng
 
 RATE = 5e-5
 
@@ -102,13 +102,13 @@ def main() -> None:
     device = pick_device(arguments.device)
     gpu = device.type == "cuda"
     size = arguments.batch or (128 if gpu else 4)
-    draw = stream(1)
+    draw = make_rng(1)
     frames = torch.randint(0, 256, (size, 4, 3, 224, 224), dtype=torch.uint8, generator=draw)
     batch = Batch(frames.to(device), torch.randn(size, 3, 10, generator=draw).to(device))
 
     def ours(model: WorldModel, config: RunConfig, fast: bool = False) -> Callable[[], Any]:
         step = our_step(model.to(device), config, device, fast=fast)
-        return lambda: step(batch, stream(0, device=device), RATE)
+        return lambda: step(batch, make_rng(0, device=device), RATE)
 
     theirs, same = lewm_pair(device)
     lewm, atlas = their_config(), replace(paper("atlas"), model=their_config().model)

@@ -16,7 +16,7 @@ from atlas_wm.methods import METHODS
 from atlas_wm.models.predictors import PREDICTORS
 from atlas_wm.models.world_model import WorldModel
 from atlas_wm.recipes import RECIPES, demo, paper
-from atlas_wm.rng import stream
+from atlas_wm.rng import make_rng
 
 SOURCE = Path(atlas_wm.__file__).parent
 
@@ -151,10 +151,10 @@ def test_a_training_step_moves_all_that_is_trained_and_nothing_that_is_frozen(me
     side, steps = config.model.encoder.image_size, config.model.clip_frames
     optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=1e-2, weight_decay=0)
     for step in range(2):  # at the first one the modulation, which starts at zero, hides what lies behind it
-        frames = torch.randint(0, 256, (8, steps, 3, side, side), generator=stream(0, step), dtype=torch.uint8)
-        actions = torch.randn(8, steps - 1, 10, generator=stream(1, step))
+        frames = torch.randint(0, 256, (8, steps, 3, side, side), generator=make_rng(0, step), dtype=torch.uint8)
+        actions = torch.randn(8, steps - 1, 10, generator=make_rng(1, step))
         optimizer.zero_grad()
-        losses = objective(model(frames, actions), config.objective, stream(2, step))
+        losses = objective(model(frames, actions), config.objective, make_rng(2, step))
         losses.total.backward()
         assert set(losses.terms) == set(config.objective.weights)
         for name, p in model.named_parameters():

@@ -15,7 +15,7 @@ from atlas_wm.errors import UserError
 from atlas_wm.losses import ClipLatents, Progress, objective
 from atlas_wm.methods import METHODS, get_method
 from atlas_wm.recipes import demo
-from atlas_wm.rng import stream
+from atlas_wm.rng import make_rng
 
 TUTORIAL = Path(__file__).parent.parent / "docs" / "own-method.md"
 BLOCKS = re.findall(r"```(python|sh)\n(.*?)```", TUTORIAL.read_text(), re.DOTALL)
@@ -50,7 +50,7 @@ def my_method(tmp_path, monkeypatch):
 
 @pytest.fixture
 def clips():
-    z = torch.randn(6, 4, 5, generator=stream(0))
+    z = torch.randn(6, 4, 5, generator=make_rng(0))
     return ClipLatents(z, z, z[:, 1:], torch.zeros(6, 3, 2))
 
 
@@ -75,10 +75,10 @@ def test_the_row_is_atlas_and_one_more_term(my_method, clips):
     config = demo("my_method:STRAIGHT")
     assert config.objective.weights == {**demo("atlas").objective.weights, "my_method:straightening": 0.1}
     assert METHODS["atlas"].objective.extra == {}
-    total, terms = objective(clips, config.objective, stream(1))
+    total, terms = objective(clips, config.objective, make_rng(1))
     straightening = terms["my_method:straightening"]
     torch.testing.assert_close(straightening, TemporalStraighteningLoss()(clips.z))
-    without = objective(clips, demo("atlas").objective, stream(1)).total
+    without = objective(clips, demo("atlas").objective, make_rng(1)).total
     torch.testing.assert_close(total - without, 0.1 * straightening)
 
 

@@ -21,7 +21,7 @@ IMAGENET_STD: RGB = (0.229, 0.224, 0.225)
 # No model comes near these. They keep a file that asks for a billion of anything from being obeyed.
 MOST_WIDTH, MOST_HIDDEN, MOST_DEPTH, MOST_HEADS, MOST_STEPS, MOST_SEED = 2**16, 2**20, 128, 1024, 1024, 2**63 - 1
 MOST_ACTIONS, MOST_SIDE = 4096, 2**20  # coordinates of an action; pixels
-FORMAT = 2  # of run folders
+FORMAT = 3  # of run folders
 
 
 @dataclass(frozen=True)
@@ -231,10 +231,10 @@ class TrainConfig:
     batchnorm_batches: int = 20
     """Batches over which BatchNorm statistics are measured before each validation and, in float32, at the end;
     0: never, the running averages of training are used, which trail the weights."""
-    keep_tokens: Literal["auto", "always", "never"] = "auto"
+    cache_tokens: Literal["auto", "always", "never"] = "auto"
     """Tokens of a frozen encoder are computed once for each frame and kept on disk while it trains, instead of at
     every step. auto: where that saves work and fits the disk."""
-    keep_frames: Literal["auto", "always", "never"] = "auto"
+    cache_frames: Literal["auto", "always", "never"] = "auto"
     """On a GPU: read all frames once, and keep them there as the tiles that differ from the background. auto: where
     each is needed more than once and they fit."""
     workers: int = 0
@@ -244,14 +244,14 @@ class TrainConfig:
     checkpoint_every: int | None = None
     """Steps between checkpoints, from which an interrupted run goes on. None: about every minute, and so rarely
     that they take at most 1 % of the time."""
-    keep_every: int | None = None
+    save_every: int | None = None
     """Weights of every so many steps stay in RUN/weights; None: only the best of the validations."""
 
     def __post_init__(self) -> None:
         check_types("train.", self)
         for name in ("epochs", "batch", "lr", "clip", "log_every", "validate_every"):
             require(getattr(self, name) > 0, f"train.{name} must be positive, not {getattr(self, name)}")
-        for name in ("steps", "checkpoint_every", "keep_every"):
+        for name in ("steps", "checkpoint_every", "save_every"):
             value = getattr(self, name)
             require(value is None or value > 0, f"train.{name} must be positive, not {value}")
         require(0 <= self.warmup < 1, f"train.warmup is a share in [0, 1), not {self.warmup}")

@@ -38,7 +38,7 @@ def did_you_mean(name: Any, known: Iterable[str]) -> str:
     return f" Did you mean {near[0]!r}?" if near else ""
 
 
-def own_place(error: BaseException) -> str:
+def user_code_location(error: BaseException) -> str:
     """``my_task.py:12 → my_task.py:30``: the calls in the user's own code that led to an exception, empty if none.
 
     The user's own is what is neither in this package nor installed.

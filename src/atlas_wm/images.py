@@ -1,4 +1,4 @@
-"""Pictures: one way to reduce them, for training, planning and evaluation alike."""
+"""Images: one way to reduce them, for training, planning and evaluation alike."""
 
 from pathlib import Path
 from typing import Any
@@ -50,13 +50,13 @@ def frame_to_tensor(frame: Any, name: str = "frame") -> Tensor:
 
 
 def read_image(path: Path) -> np.ndarray:
-    """A picture file → (H, W, 3) uint8."""
+    """An image file → (H, W, 3) uint8."""
     from PIL import Image, UnidentifiedImageError
 
     try:
         with Image.open(path) as image:
             return np.asarray(image.convert("RGB"))
     except FileNotFoundError:
-        raise UserError(f"there is no picture {path}") from None
+        raise UserError(f"there is no image {path}") from None
     except (UnidentifiedImageError, OSError) as error:
-        raise UserError(f"{path} cannot be read as a picture: {error}") from error
+        raise UserError(f"{path} cannot be read as an image: {error}") from error

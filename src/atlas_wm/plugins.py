@@ -9,7 +9,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from atlas_wm.errors import UserError, own_place
+from atlas_wm.errors import UserError, user_code_location
 
 
 def import_named(kind: str, name: str) -> Any:
@@ -20,7 +20,7 @@ def import_named(kind: str, name: str) -> Any:
     try:
         return getattr(import_module(module), attribute)
     except Exception as error:
-        if place := own_place(error):
+        if place := user_code_location(error):
             what = f"{type(error).__name__}: {error}"
             raise UserError(f"{kind} {name!r} cannot be imported, it failed at {place}: {what}") from error
         raise UserError(f"{kind} {name!r} cannot be imported ({error}): write it as module:name") from error

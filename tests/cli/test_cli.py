@@ -86,8 +86,8 @@ def test_help_teaches(capsys):
 
 def test_plan_prints_actions_as_json(run_folder, task, tmp_path, capsys):
     for name, state in (("now", [60, 60]), ("goal", [80, 70])):
-        picture = task.draw(np.array([state], np.float32), 224)[0].permute(1, 2, 0).numpy()
-        Image.fromarray(picture).save(tmp_path / f"{name}.png")
+        image = task.draw(np.array([state], np.float32), 224)[0].permute(1, 2, 0).numpy()
+        Image.fromarray(image).save(tmp_path / f"{name}.png")
     main(["plan", str(run_folder), "--frame", str(tmp_path / "now.png"), "--goal", str(tmp_path / "goal.png")])
     answer = json.loads(capsys.readouterr().out)
     assert np.array(answer["actions"]).shape == (25, 2) and np.isfinite(answer["actions"]).all()
@@ -95,10 +95,10 @@ def test_plan_prints_actions_as_json(run_folder, task, tmp_path, capsys):
 
 
 def test_pictures_that_are_none_are_named(run_folder, tmp_path):
-    (tmp_path / "x.png").write_text("no picture")
+    (tmp_path / "x.png").write_text("no image")
     said = failure("plan", str(run_folder), "--frame", str(tmp_path / "x.png"), "--goal", str(tmp_path / "x.png"))
-    assert re.search(r"x\.png cannot be read as a picture", said)
-    assert "there is no picture" in failure("plan", str(run_folder), "--frame", "none.png", "--goal", "none.png")
+    assert re.search(r"x\.png cannot be read as an image", said)
+    assert "there is no image" in failure("plan", str(run_folder), "--frame", "none.png", "--goal", "none.png")
 
 
 def test_train_then_eval_from_the_command_line(dataset_path, tmp_path, capsys):

@@ -23,7 +23,7 @@ def checkpoint(theirs, tmp_path_factory):
 def small_banks(run_folder):
     """Once the shared run has its own: to encode a whole bank at the paper's size takes a minute."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(TrainingSet, "some_frames", partialmethod(TrainingSet.some_frames, 60))
+        patch.setattr(TrainingSet, "sample_frames", partialmethod(TrainingSet.sample_frames, 60))
         yield
 
 

@@ -11,12 +11,12 @@ from safetensors.torch import load_file, save_file
 from atlas_wm.config import EncoderConfig, ModelConfig, PlanConfig, PredictorConfig, RunConfig, TrainConfig
 from atlas_wm.convert.dinov2 import load_dinov2
 from atlas_wm.data.dataset import EpisodeData
-from atlas_wm.data.tokens import TokenFile, worth_keeping, write_tokens
+from atlas_wm.data.token_cache import TokenCache, worth_keeping, write_tokens
 from atlas_wm.errors import UserError
 from atlas_wm.methods import METHODS
 from atlas_wm.models.encoders import ViTEncoder
 from atlas_wm.plan.planner import Planner
-from atlas_wm.rng import stream
+from atlas_wm.rng import make_rng
 from atlas_wm.runs.folder import WEIGHTS, read_run
 from atlas_wm.runs.model import load_model
 from atlas_wm.train.loop import train
@@ -27,7 +27,7 @@ SMALL = EncoderConfig(kind="dinov2", image_size=8, patch_size=4, width=12, depth
 def random_weights(config: EncoderConfig, path, seed=0):
     """As a published file: every tensor drawn, LayerScale included."""
     encoder = ViTEncoder(config)
-    state = {k: torch.randn(v.shape, generator=stream(seed)) / 4 for k, v in encoder.vit.state_dict().items()}
+    state = {k: torch.randn(v.shape, generator=make_rng(seed)) / 4 for k, v in encoder.vit.state_dict().items()}
     save_file(state, path) if path.suffix == ".safetensors" else torch.save(state, path)
     return state
 
@@ -54,11 +54,11 @@ def test_tokens_are_those_of_timms_dinov2(tmp_path):
     """The encoder of the paper's size, weights from timm's own model: the same normed patch tokens."""
     theirs = timm.create_model("vit_small_patch14_dinov2", pretrained=False, img_size=224, num_classes=0).eval()
     for parameter in theirs.parameters():
-        torch.nn.init.normal_(parameter, std=0.05, generator=stream(1))
+        torch.nn.init.normal_(parameter, std=0.05, generator=make_rng(1))
     save_file(theirs.state_dict(), tmp_path / "w.safetensors")
     encoder = ViTEncoder(METHODS["dino-wm"].encoder).eval()
     load_dinov2(encoder, str(tmp_path / "w.safetensors"))
-    frames = torch.randint(256, (2, 3, 224, 224), generator=stream(2), dtype=torch.uint8)
+    frames = torch.randint(256, (2, 3, 224, 224), generator=make_rng(2), dtype=torch.uint8)
     mean, std = torch.tensor([0.485, 0.456, 0.406]), torch.tensor([0.229, 0.224, 0.225])
     pixels = (frames / 255 - mean[:, None, None]) / std[:, None, None]
     with torch.no_grad():
@@ -123,7 +123,7 @@ def test_training_from_kept_tokens_is_training_from_frames(tmp_path, dataset_pat
     """The file holds float16, so losses agree to that; it is gone afterwards, and the encoder is as it came."""
     losses = {}
     for keep in ("always", "never"):
-        config = dino_run(weights, keep_tokens=keep)
+        config = dino_run(weights, cache_tokens=keep)
         seen = []
         out = train(
             config,
@@ -154,7 +154,7 @@ def test_training_from_kept_tokens_is_training_from_frames(tmp_path, dataset_pat
 
 
 def test_a_run_that_goes_on_encodes_nothing_again(tmp_path, dataset_path, task, weights):
-    config = dino_run(weights, keep_tokens="always", checkpoint_every=1)
+    config = dino_run(weights, cache_tokens="always", checkpoint_every=1)
     given = {"method": "dino-wm", "recipe": "test", "device": "cpu"}
     whole = train(config, task, dataset_path, tmp_path / "whole", **given)
 
@@ -178,11 +178,11 @@ def test_a_token_file_holds_every_row_and_travels_to_loader_processes(tmp_path, 
     data = EpisodeData(dataset_path, task, 32, 5)
     shape = (len(data.actions), 4, 3)
 
-    def encode(frames):  # a token for each quarter of the picture
+    def encode(frames):  # a token for each quarter of the image
         return torch.nn.functional.adaptive_avg_pool2d(frames.float(), 2).flatten(2).mT / 255
 
     file = pickle.loads(pickle.dumps(write_tokens(data, encode, shape, tmp_path / "t")))
-    assert isinstance(file, TokenFile)
+    assert isinstance(file, TokenCache)
     for row in (0, len(data.actions) // 2, len(data.actions) - 1):
         torch.testing.assert_close(file.read(np.array([[row]]))[0, 0], encode(data.frame(row))[0].half())
 

@@ -38,7 +38,7 @@ def test_an_imported_model_is_the_same_function(theirs, imported):
     z = ours.encode(frames)
     their_z = theirs.encode({"pixels": pixels[None]})["emb"][0]
     differences = {"latents": largest_difference(z, their_z)}
-    assert largest_difference(z[0], z[1]) > 0.05  # the picture matters
+    assert largest_difference(z[0], z[1]) > 0.05  # the image matters
 
     actions = torch.randn(2, 3, 10)
     clips = torch.randn(2, 3, 192)
@@ -68,7 +68,7 @@ def test_the_imported_run_says_what_it_is(imported, dataset_path, task, run_fold
 @torch.no_grad()
 def test_an_imported_run_has_a_bank_of_training_frames(imported, dataset_path, task):
     model = load_model(imported)
-    first = next(open_training_set(dataset_path, task, read_run(imported)[0].config).some_frames())
+    first = next(open_training_set(dataset_path, task, read_run(imported)[0].config).sample_frames())
     assert model.bank is not None and len(model.bank.points) == 60
     torch.testing.assert_close(model.bank.points[: len(first)], model.encode(first), atol=1e-4, rtol=1e-4)
 

@@ -16,11 +16,11 @@ def write_h5(path: Path, lengths: list[int], columns: dict[str, np.ndarray], **c
     return path
 
 
-def columns(rows: int, action_size: int = 2, picture: int = 32, **widths: int) -> dict[str, np.ndarray]:
+def columns(rows: int, action_size: int = 2, image: int = 32, **widths: int) -> dict[str, np.ndarray]:
     """Random pixels and actions, and a column of the given width for each name."""
     rng = np.random.default_rng(0)
     return {
-        "pixels": rng.integers(0, 255, (rows, picture, picture, 3), dtype=np.uint8),
+        "pixels": rng.integers(0, 255, (rows, image, image, 3), dtype=np.uint8),
         "action": rng.uniform(-1, 1, (rows, action_size)).astype(np.float32),
         **{name: rng.uniform(20, 200, (rows, width)) for name, width in widths.items()},
     }

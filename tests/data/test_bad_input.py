@@ -40,7 +40,7 @@ def whole(task, tmp_path_factory):
 
     folder, env = tmp_path_factory.mktemp("whole"), task.make_env()
     episodes = [record_episode(task, env, seed=0, number=n, pixels=True) for n in (0, 2)]
-    for name, path in (("hdf5", "x.h5"), ("lance", "x.lance"), ("folder", "pictures"), ("video", "videos")):
+    for name, path in (("hdf5", "x.h5"), ("lance", "x.lance"), ("folder", "images"), ("video", "videos")):
         with get_format(name).open_writer(folder / path) as writer:
             writer.write_episodes([{c: list(values) for c, values in e.items()} for e in episodes])
     return folder
@@ -75,7 +75,7 @@ def test_no_pixels_where_they_are_needed(tmp_path):
         (np.zeros((60, 32, 32, 1), np.uint8), "uint8 of shape (32, 32, 1)"),
     ],
 )
-def test_pixels_that_are_no_pictures(pixels, found, tmp_path):
+def test_pixels_that_are_no_images(pixels, found, tmp_path):
     said = train_refusal(
         write_h5(tmp_path / "x.h5", [30, 30], stored() | {"pixels": pixels}),
         *("--train.steps", "1", "--train.batch", "4"),
@@ -146,20 +146,20 @@ def empty_lance(folder: Path) -> Path:
 
 
 def cut_column(folder: Path) -> Path:
-    halve(folder / "pictures" / "action.npz")
-    return folder / "pictures"
+    halve(folder / "images" / "action.npz")
+    return folder / "images"
 
 
-def cut_picture(folder: Path) -> Path:
-    for picture in (folder / "pictures" / "pixels").iterdir():
-        halve(picture)
-    return folder / "pictures"
+def cut_image(folder: Path) -> Path:
+    for image in (folder / "images" / "pixels").iterdir():
+        halve(image)
+    return folder / "images"
 
 
-def no_pictures(folder: Path) -> Path:
-    for picture in (folder / "pictures" / "pixels").iterdir():
-        picture.unlink()
-    return folder / "pictures"
+def no_images(folder: Path) -> Path:
+    for image in (folder / "images" / "pixels").iterdir():
+        image.unlink()
+    return folder / "images"
 
 
 def cut_video(folder: Path) -> Path:
@@ -173,7 +173,7 @@ def short_video(folder: Path) -> Path:
     return folder / "videos"
 
 
-DAMAGES = [cut_hdf5, cut_lance, empty_lance, cut_column, cut_picture, no_pictures, cut_video, short_video]
+DAMAGES = [cut_hdf5, cut_lance, empty_lance, cut_column, cut_image, no_images, cut_video, short_video]
 
 
 @pytest.mark.parametrize("damage", DAMAGES)
@@ -184,7 +184,7 @@ def test_damaged_files(damage, whole, tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("damage", [cut_picture, short_video])
+@pytest.mark.parametrize("damage", [cut_image, short_video])
 def test_damage_that_a_loader_process_meets_is_one_line_too(damage, whole, tmp_path):
     path = damage(Path(shutil.copytree(whole, tmp_path / "data")))
     more = ("--train.steps", "9", "--train.batch", "8", "--train.split", "clips", "--train.workers", "1")

@@ -10,7 +10,7 @@ from atlas_wm.data.collect import record_episode
 from atlas_wm.data.dataset import EpisodeData
 from atlas_wm.normalizer import Normalizer
 
-FORMATS = {"hdf5": "x.h5", "lance": "x.lance", "folder": "pictures", "video": "videos"}
+FORMATS = {"hdf5": "x.h5", "lance": "x.lance", "folder": "images", "video": "videos"}
 # Mean and largest difference of a 224×224 frame from what was rendered, in levels of 255. H.264 has half the
 # colour resolution, and PIL's default JPEG quality is 75, so that edges of the dot differ a good deal.
 LOSS = {"hdf5": (0.0, 0), "lance": (0.1, 20), "folder": (0.4, 60), "video": (0.8, 110)}

@@ -45,7 +45,7 @@ def growth(path: Path) -> int:
 def test_memory_stays_flat_over_epochs(name, path, tmp_path):
     from stable_worldmodel.data import get_format
 
-    stored = columns(120, picture=64, state=2)
+    stored = columns(120, image=64, state=2)
     with get_format(name).open_writer(tmp_path / path) as writer:
         for first in range(0, 120, 40):
             writer.write_episode({c: list(values[first : first + 40]) for c, values in stored.items()})

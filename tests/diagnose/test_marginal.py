@@ -8,11 +8,11 @@ from scipy.integrate import quad
 from scipy.stats import norm
 
 from atlas_wm.diagnose.marginal import EPISODES, EVERY, STEPS, marginal, median_cvm, statistics
-from atlas_wm.rng import stream
+from atlas_wm.rng import make_rng
 
 
 def gaussian(count: int, d: int, seed: int = 0) -> torch.Tensor:
-    return torch.randn(count, d, generator=stream(9, seed), dtype=torch.float64)
+    return torch.randn(count, d, generator=make_rng(9, seed), dtype=torch.float64)
 
 
 def integrated_cvm(x: np.ndarray) -> float:

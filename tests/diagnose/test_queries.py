@@ -106,7 +106,7 @@ def test_every_setting_and_the_data_give_queries_of_their_own(data, other_data, 
         ask(EpisodeData(path, task, 32, skip), file=file).key for path, skip in ((other_data, 5), (data.path, 4))
     ]
     assert len({asked.key, *keys}) == 8
-    assert ask(EpisodeData(data.path, task, 64, 5), file=file).key == asked.key  # pictures of another size
+    assert ask(EpisodeData(data.path, task, 64, 5), file=file).key == asked.key  # images of another size
 
 
 @pytest.mark.parametrize("bad", [{"queries": 0}, {"candidates": 1}, {"offset": 0}])

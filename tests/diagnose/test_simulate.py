@@ -1,4 +1,4 @@
-"""The real environment in processes: pictures of states that cannot be drawn, and random wandering."""
+"""The real environment in processes: images of states that cannot be drawn, and random wandering."""
 
 import numpy as np
 import torch
@@ -18,16 +18,16 @@ def test_pictures_of_a_task_that_cannot_draw_are_what_the_environment_shows(simu
     monkeypatch.setattr(simulate, "STATES_A_JOB", 2)  # in several processes
     env, expected = task.make_env(), []
     for state in states:
-        task.reset(env, state, states[0])  # the goal is not in the picture
+        task.reset(env, state, states[0])  # the goal is not in the image
         expected.append(reduce_frames(frame_to_tensor(env.render()), 32)[0])
-    pictures = simulator.pictures(task, states, 32)
-    assert pictures.dtype == torch.uint8 and torch.equal(pictures, torch.stack(expected))
-    assert len({picture.numpy().tobytes() for picture in pictures}) == 5
+    images = simulator.images(task, states, 32)
+    assert images.dtype == torch.uint8 and torch.equal(images, torch.stack(expected))
+    assert len({image.numpy().tobytes() for image in images}) == 5
 
 
 def test_what_can_be_drawn_is_drawn_without_a_process(task, data):
     idle = Simulator(1)
-    assert torch.equal(idle.pictures(task, data.states[:3], 32), task.draw(data.states[:3], 32))
+    assert torch.equal(idle.images(task, data.states[:3], 32), task.draw(data.states[:3], 32))
     assert not idle._helpers._idle
 
 

@@ -9,10 +9,10 @@ import pytest
 from atlas_wm.data.clips import held_out_episodes
 from atlas_wm.data.dataset import EpisodeData
 from atlas_wm.errors import UserError
+from atlas_wm.evaluate.env_batch import EnvBatch
 from atlas_wm.evaluate.evaluate import Job, Setup, Worker, evaluate
 from atlas_wm.evaluate.protocol import draw_starts
 from atlas_wm.evaluate.rollout import run_episodes
-from atlas_wm.evaluate.stage import Stage
 from atlas_wm.runs.folder import read_run
 from atlas_wm.runs.results import EvaluationResult, Protocol, films_path
 
@@ -60,7 +60,7 @@ def test_success_is_the_environments_and_the_budget_holds(worker, data, task):
     """A policy that walks straight to the goal succeeds where nothing is in the way; one that waits does not."""
 
     def straight(episodes):
-        ways = [data.states[e.row + 25] - task.state(stage.envs[0]) for e in episodes]
+        ways = [data.states[e.row + 25] - task.state(envs.envs[0]) for e in episodes]
         return [np.repeat(way[None] / np.abs(way).max(), 25, axis=0) for way in ways]
 
     def wait(episodes):
@@ -72,10 +72,10 @@ def test_success_is_the_environments_and_the_budget_holds(worker, data, task):
         if len({bool(x) for x in data.states[[r, r + 25], 0] < 112}) == 1
         and not task.solved(*data.states[[r, r + 25]])
     ][:5]
-    stage = Stage(task, data.image_size)
+    envs = EnvBatch(task, data.image_size)
     for row in rows:
-        ((walked,), _) = run_episodes([stage], data, straight, [row], 25, budget=60, look=False)
-        ((waited,), _) = run_episodes([stage], data, wait, [row], 25, budget=30, look=False)
+        ((walked,), _) = run_episodes([envs], data, straight, [row], 25, budget=60, render=False)
+        ((waited,), _) = run_episodes([envs], data, wait, [row], 25, budget=30, render=False)
         assert walked.success and walked.steps < 60 and walked.final_distance < 16
         assert not waited.success and waited.steps == 30 and waited.plans == 2
 

@@ -96,15 +96,17 @@ def here(setup: Setup, data: EpisodeData, jobs: list[Job], workers: int) -> Iter
     torch.set_num_threads(threads)
 
 
-def one_evaluation(run: Path, stages: str) -> PolicyResult:
+def one_evaluation(run: Path, env_batches: str) -> PolicyResult:
     options = {"random_floor": False, "replay_ceiling": False, "films": 0, "workers": 2, "device": "cpu"}
-    return evaluate(run, [PROTOCOL], stages=stages, timeout=5, **options)[0].model
+    return evaluate(run, [PROTOCOL], environments=env_batches, timeout=5, **options)[0].model
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("stages", "moods"), [("local", ("raise", "die", "hang")), ("remote", ("die", "raise"))])
+@pytest.mark.parametrize(
+    ("env_batches", "moods"), [("local", ("raise", "die", "hang")), ("remote", ("die", "raise"))]
+)
 def test_failing_episodes_are_recorded_and_the_others_are_as_they_would_be(
-    run, dataset_path, monkeypatch, stages, moods
+    run, dataset_path, monkeypatch, env_batches, moods
 ):
     with monkeypatch.context() as patch:
         patch.setattr(evaluate_module, "run_in_workers", here)
@@ -114,7 +116,7 @@ def test_failing_episodes_are_recorded_and_the_others_are_as_they_would_be(
     rows = draw_starts(data, PROTOCOL, 8).tolist()
     sad = dict(zip(rows[1:], moods, strict=False))
     monkeypatch.setenv("MOODS", json.dumps({str(data.states[row].tolist()): mood for row, mood in sad.items()}))
-    result = one_evaluation(run, stages)
+    result = one_evaluation(run, env_batches)
     (stored,) = read_results(run).values()  # the settings are the same: the first result is replaced
     assert stored.model == result
     assert result.errors == len(moods)

@@ -26,15 +26,15 @@ from parity_cases import (
 from atlas_wm.config import PlanConfig
 from atlas_wm.data.collect import record_episode
 from atlas_wm.data.dataset import EpisodeData
+from atlas_wm.evaluate.env_batch import EnvBatch
 from atlas_wm.evaluate.protocol import Protocol, draw_starts
 from atlas_wm.evaluate.rollout import Policy, planning_policy, run_episodes
-from atlas_wm.evaluate.stage import Stage
 from atlas_wm.images import reduce_frames
 from atlas_wm.models.world_model import WorldModel
 from atlas_wm.normalizer import Normalizer
 from atlas_wm.plan.harness import GoalCost, Standardisation
 from atlas_wm.plan.planner import Planner
-from atlas_wm.rng import stream
+from atlas_wm.rng import make_rng
 from atlas_wm.runs.results import EpisodeRecord
 from atlas_wm.tasks import Task, rendering
 from atlas_wm.tasks.base import import_harness
@@ -104,7 +104,7 @@ class OurNoise(Callback):
 
     def start_batch(self):
         row = next(self.rows)
-        self.solver.torch_gen = stream(SEED, row, self.plans[row])
+        self.solver.torch_gen = make_rng(SEED, row, self.plans[row])
         self.plans[row] += 1
 
     def __call__(self, **kwargs):
@@ -217,7 +217,7 @@ def calibrate(model: WorldModel, data: EpisodeData, rows: np.ndarray, offset: in
             layer.momentum = 1.0
     block = model.config.frameskip * model.action_size
     with torch.no_grad():
-        model.train()(frames, torch.randn(len(frames), 2, block, generator=stream(0)))
+        model.train()(frames, torch.randn(len(frames), 2, block, generator=make_rng(0)))
     model.eval().normalizer = Normalizer.fit(data.actions)
 
 
@@ -225,9 +225,9 @@ def run_here(
     policy: Policy, case: Case, data: EpisodeData, rows: np.ndarray, offset: int, look: bool = True
 ) -> tuple[list[EpisodeRecord], list[Recorder]]:
     envs = [Recorder(data.task.make_env(), data.task) for _ in rows]
-    stage = Stage(data.task, data.image_size)
-    stage.envs = envs
-    return run_episodes([stage], data, policy, rows.tolist(), offset, case.budget, look=look)[0], envs
+    envs = EnvBatch(data.task, data.image_size)
+    envs.envs = envs
+    return run_episodes([envs], data, policy, rows.tolist(), offset, case.budget, render=look)[0], envs
 
 
 def compare(
@@ -275,7 +275,7 @@ def test_actions_and_successes_are_the_librarys(case, demo_model, can_draw, tmp_
         assert any(r.success and (case is CUBE_CASE or not r.solved_at_start) for r in ours)
     frames, goals = (torch.cat([data.frame(row) for row in some]) for some in (rows, rows + case.offset))
     shown = ((frames, goals), (frames.roll(1, 0), goals), (frames, goals.roll(1, 0)))
-    plans = [planner.plan_batch(*pair, [stream(SEED, row, 0) for row in rows.tolist()]) for pair in shown]
+    plans = [planner.plan_batch(*pair, [make_rng(SEED, row, 0) for row in rows.tolist()]) for pair in shown]
     for mine, *others in zip(*plans, strict=True):
         assert all(np.abs(plan.actions - mine.actions).max() > 1e-2 for plan in others)
 
@@ -291,7 +291,7 @@ def test_what_was_demonstrated_is_judged_as_the_library_does(case, tmp_path):
     ours, envs = run_here(
         lambda episodes: [data.actions[e.row : e.row + case.budget] for e in episodes],
         *(case, data, rows, case.offset),
-        look=False,
+        render=False,
     )
     compare(ours, envs, theirs, their_envs)
     assert sum(r.success and not r.solved_at_start for r in ours) >= len(rows) / 2

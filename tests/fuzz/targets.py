@@ -46,7 +46,7 @@ def make_valid(folder: Path) -> None:
     model = WorldModel(config.model, 2)
     data = DataInfo("tworoom.h5", "0" * 16, 2, 60, 10, 2)
     model.run = RunInfo("tworoom", "atlas", "demo", 2, config, data, "cpu")
-    model.remember([torch.zeros(60, 3, 32, 32, dtype=torch.uint8).random_(256)])
+    model.build_bank([torch.zeros(60, 3, 32, 32, dtype=torch.uint8).random_(256)])
     save_model(model, folder / "run")
     TrainingStates(np.zeros((60, 2), np.float32), ("state",), data.hash).write(folder / "run")
     make_run(folder / "made_up", "atlas", seeds=(42, 43))

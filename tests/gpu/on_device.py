@@ -11,7 +11,7 @@ from atlas_wm.config import RunConfig
 from atlas_wm.data.clips import Batch
 from atlas_wm.models.world_model import WorldModel
 from atlas_wm.recipes import get_recipe
-from atlas_wm.rng import stream
+from atlas_wm.rng import make_rng
 from atlas_wm.train.step import PlainStep, Step, Update, make_step
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")  # a CPU only while tests are collected
@@ -41,17 +41,17 @@ def random_model(config: RunConfig) -> WorldModel:
     return model.to(DEVICE)
 
 
-def pictures(count: int, size: int, seed: int = 0) -> Tensor:
+def images(count: int, size: int, seed: int = 0) -> Tensor:
     """(count, 3, size, size) uint8 on the device: a few large fields of colour each."""
-    fields = torch.randint(0, 256, (count, 3, 4, 4), generator=stream(9, seed)).float()
+    fields = torch.randint(0, 256, (count, 3, 4, 4), generator=make_rng(9, seed)).float()
     return torch.nn.functional.interpolate(fields, size=size).to(torch.uint8).to(DEVICE)
 
 
 def clips(config: RunConfig, count: int, batch: int = 16) -> list[Batch]:
     model, found = config.model, []
     for i in range(count):
-        frames = pictures(batch * model.clip_frames, model.encoder.image_size, i).unflatten(0, (batch, -1))
-        actions = torch.randn(batch, model.clip_frames - 1, 2 * model.frameskip, generator=stream(8, i))
+        frames = images(batch * model.clip_frames, model.encoder.image_size, i).unflatten(0, (batch, -1))
+        actions = torch.randn(batch, model.clip_frames - 1, 2 * model.frameskip, generator=make_rng(8, i))
         found.append(Batch(frames, actions.to(DEVICE)))
     return found
 
@@ -65,7 +65,7 @@ def step_of(model: WorldModel, config: RunConfig, *, plain: bool = False, steps:
     return make_step(fabric, model, fabric.setup_module(model), config, steps, plain)
 
 
-class Seen(NamedTuple):
+class StepResult(NamedTuple):
     update: Update
     gradients: dict[str, Tensor]  # that the update used, so clipped
 
@@ -81,8 +81,10 @@ def updates(step: Step, model: WorldModel, batches: list[Batch], rate: float, sa
         if isinstance(step, PlainStep):  # which forgets them after the update; the other does before it
             model.zero_grad()
             step.optimizer.zero_grad = lambda: None
-        update = step(batch, stream(3, 0 if same_directions else i, device=DEVICE), rate)
-        yield Seen(update, {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None})
+        update = step(batch, make_rng(3, 0 if same_directions else i, device=DEVICE), rate)
+        yield StepResult(
+            update, {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
+        )
 
 
 def relative_error(found: dict[str, Tensor], expected: dict[str, Tensor]) -> float:

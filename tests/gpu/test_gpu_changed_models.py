@@ -8,7 +8,7 @@ from on_device import (
     FLOAT32,
     clips,
     config_of,
-    pictures,
+    images,
     random_model,
     relative_error,
     step_of,
@@ -18,7 +18,7 @@ from torch import nn
 
 from atlas_wm.models.predictors import CausalPredictor
 from atlas_wm.plan.planner import Planner
-from atlas_wm.rng import stream
+from atlas_wm.rng import make_rng
 from atlas_wm.train.step import WARM_UP
 
 
@@ -80,8 +80,8 @@ def test_it_is_planned_with_as_it_is(change, dtype):
     config = config_of(FLOAT32)
     model = change(random_model(config)).eval()
     size = model.config.encoder.image_size
-    frames, goals = pictures(3, size, seed=1), pictures(3, size, seed=2)
-    plans = Planner(model, config.plan, dtype=dtype).plan_batch(frames, goals, [stream(e) for e in range(3)])
+    frames, goals = images(3, size, seed=1), images(3, size, seed=2)
+    plans = Planner(model, config.plan, dtype=dtype).plan_batch(frames, goals, [make_rng(e) for e in range(3)])
     actions = torch.stack([model.normalizer.apply(torch.from_numpy(p.actions)) for p in plans])
     blocks = actions.to(DEVICE).unflatten(1, (config.plan.horizon, -1)).flatten(2)
     ends = model.terminal(model.encode(frames), blocks[:, None])[:, 0]

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from on_device import DEVICE, FLOAT32, config_of, pictures, random_model
+from on_device import DEVICE, FLOAT32, config_of, images, random_model
 from scipy.spatial import cKDTree
 
 from atlas_wm import geometry
@@ -11,12 +11,12 @@ from atlas_wm.losses.relational import EPSILON_0
 from atlas_wm.models.bank import LatentBank
 from atlas_wm.models.geometry import knn_novelty
 from atlas_wm.plan.planner import Planner
-from atlas_wm.rng import stream
+from atlas_wm.rng import make_rng
 
 
 def uneven(count, size, seed):
     """Coordinates of different spread, far from 0."""
-    cloud = torch.randn(count, size, generator=stream(seed), dtype=torch.float64)
+    cloud = torch.randn(count, size, generator=make_rng(seed), dtype=torch.float64)
     return cloud * torch.logspace(-2, 2, size, dtype=torch.float64) + 1e4
 
 
@@ -36,8 +36,8 @@ def test_it_is_that_of_a_tree_search_and_of_the_cpu(monkeypatch, size, dtype):
 
 
 def test_percentiles_are_those_of_the_cpu():
-    bank = LatentBank.of([torch.randn(1500, 32, generator=stream(0))])
-    latents = torch.randn(200, 32, generator=stream(1)) * torch.linspace(0.5, 2, 200)[:, None]
+    bank = LatentBank.of([torch.randn(1500, 32, generator=make_rng(0))])
+    latents = torch.randn(200, 32, generator=make_rng(1)) * torch.linspace(0.5, 2, 200)[:, None]
     found, expected = bank.percentiles(latents.to(DEVICE)).cpu(), bank.percentiles(latents)
     assert expected.min() < 5 and expected.max() == 100
     torch.testing.assert_close(found, expected, rtol=0, atol=0.1)  # one of 1,500 places
@@ -47,9 +47,9 @@ def test_a_plan_on_the_device_says_how_novel_its_frames_are():
     config = config_of(FLOAT32)
     model = random_model(config).eval()
     size = model.config.encoder.image_size
-    model.remember(pictures(300, size, seed=s) for s in (3, 4))
-    frames, goals = pictures(4, size, seed=1), pictures(4, size, seed=2)
-    plans = Planner(model, config.plan).plan_batch(frames, goals, [stream(e) for e in range(4)])
+    model.build_bank(images(300, size, seed=s) for s in (3, 4))
+    frames, goals = images(4, size, seed=1), images(4, size, seed=2)
+    plans = Planner(model, config.plan).plan_batch(frames, goals, [make_rng(e) for e in range(4)])
     with torch.inference_mode():
         for name, some in (("frame", frames), ("goal", goals)):
             expected = model.bank.percentiles(model.encode(some).cpu())

@@ -7,11 +7,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from on_device import DEVICE, FLOAT32, config_of, pictures, random_model
+from on_device import DEVICE, FLOAT32, config_of, images, random_model
 
 from atlas_wm.plan.cem import cem
 from atlas_wm.plan.planner import Planner
-from atlas_wm.rng import stream
+from atlas_wm.rng import make_rng
 
 RECIPES = ["demo", "paper"]
 
@@ -23,7 +23,7 @@ def model_and_plan(recipe, **changes):
 
 def frames_and_goals(model, episodes):
     size = model.config.encoder.image_size
-    return pictures(episodes, size, seed=1), pictures(episodes, size, seed=2)
+    return images(episodes, size, seed=1), images(episodes, size, seed=2)
 
 
 @pytest.mark.parametrize("recipe", RECIPES)
@@ -46,7 +46,7 @@ def test_in_float32_the_kernels_choose_the_elites_of_the_plain_rollout(recipe):
             swapped.extend(float((row[i] - last).abs() / last) for i in set(mine) - set(theirs))
         return plain
 
-    cem(cost, torch.zeros(8, plan.horizon, 10, device=DEVICE), plan, [stream(0, e) for e in range(8)])
+    cem(cost, torch.zeros(8, plan.horizon, 10, device=DEVICE), plan, [make_rng(0, e) for e in range(8)])
     assert max(gaps) < 1e-5
     assert len(swapped) <= 2 and all(gap < 1e-6 for gap in swapped)  # of 8 · 8 · 30
 
@@ -82,11 +82,11 @@ def test_in_float32_the_captured_search_is_the_plain_one_from_the_same_noise(rec
 def test_in_bf16_plans_are_as_good(recipe, caplog):
     model, plan = model_and_plan(recipe, iterations=10)
     frames, goals = frames_and_goals(model, 16)
-    streams = [stream(0, e) for e in range(16)]
+    rngs = [make_rng(0, e) for e in range(16)]
     with caplog.at_level(logging.INFO, "atlas_wm"):
-        fast = Planner(model, plan).plan_batch(frames, goals, streams)
+        fast = Planner(model, plan).plan_batch(frames, goals, rngs)
     assert "fast path: CUDA graphs, products in bfloat16" in caplog.text and "fast path: off" not in caplog.text
-    plain = Planner(model, plan, plain=True).plan_batch(frames, goals, streams)
+    plain = Planner(model, plan, plain=True).plan_batch(frames, goals, rngs)
     before, mine, theirs = (
         np.mean(costs) for costs in ([p.start_cost for p in plain], [p.cost for p in fast], [p.cost for p in plain])
     )
@@ -97,11 +97,11 @@ def test_a_plan_does_not_depend_on_those_beside_it():
     """In float32, but for rounding, which depends on the size of a batch."""
     model, plan = model_and_plan("demo", iterations=3)
     frames, goals = frames_and_goals(model, 20)  # padded to 24
-    streams = [stream(0, e) for e in range(20)]
+    rngs = [make_rng(0, e) for e in range(20)]
     planner = Planner(model, plan, dtype=torch.float32)
-    together = planner.plan_batch(frames, goals, streams)
+    together = planner.plan_batch(frames, goals, rngs)
     for e in (0, 7, 19):
-        alone = planner.plan_batch(frames[e : e + 1], goals[e : e + 1], streams[e : e + 1])[0]
+        alone = planner.plan_batch(frames[e : e + 1], goals[e : e + 1], rngs[e : e + 1])[0]
         np.testing.assert_allclose(alone.actions, together[e].actions, atol=1e-3)
 
 
@@ -110,14 +110,14 @@ def test_a_plan_does_not_depend_on_those_beside_it():
 def test_out_of_memory_a_plan_comes_in_parts_and_is_the_same(plain, caplog):
     model, plan = model_and_plan("paper", iterations=2)
     frames, goals = frames_and_goals(model, 48)
-    streams = lambda: [stream(0, e) for e in range(48)]  # noqa: E731
+    rngs = lambda: [make_rng(0, e) for e in range(48)]  # noqa: E731
     with torch.inference_mode():
         model.encode(frames)  # the libraries take their own memory before it is counted
     torch.cuda.empty_cache()
     base = torch.cuda.memory_reserved()
     torch.cuda.reset_peak_memory_stats()
     planner = Planner(model, plan, plain=plain, dtype=torch.float32)
-    expected = planner.plan_batch(frames, goals, streams())
+    expected = planner.plan_batch(frames, goals, rngs())
     needed = torch.cuda.max_memory_reserved() - base
     del planner
     gc.collect()
@@ -126,7 +126,7 @@ def test_out_of_memory_a_plan_comes_in_parts_and_is_the_same(plain, caplog):
     torch.cuda.set_per_process_memory_fraction((base + 0.45 * needed) / total)
     planner = Planner(model, plan, plain=plain, dtype=torch.float32)
     with caplog.at_level(logging.INFO, "atlas_wm"):
-        found = planner.plan_batch(frames, goals, streams())
+        found = planner.plan_batch(frames, goals, rngs())
     assert "out of memory with" in caplog.text and "from now on" in caplog.text
     assert "fast path: off" not in caplog.text and planner.plain == plain
     np.testing.assert_allclose([p.cost for p in found], [p.cost for p in expected], rtol=2e-2)

@@ -16,7 +16,7 @@ import torch
 
 import atlas_wm
 from atlas_wm.data.dataset import EpisodeData
-from atlas_wm.data.resident import keep_on_device
+from atlas_wm.data.frame_cache import cache_on_device
 from atlas_wm.data.training_set import TrainingSet
 from atlas_wm.recipes import demo
 from atlas_wm.runs.model import load_model
@@ -37,7 +37,9 @@ def steps_made(monkeypatch):
             made.append(self)
 
     monkeypatch.setattr(step_module, "CapturedStep", Recorded)
-    monkeypatch.setattr(TrainingSet, "some_frames", partialmethod(TrainingSet.some_frames, 60))  # a smaller bank
+    monkeypatch.setattr(
+        TrainingSet, "sample_frames", partialmethod(TrainingSet.sample_frames, 60)
+    )  # a smaller bank
     return made
 
 
@@ -61,7 +63,7 @@ def totals(folder: Path, name: str = "total") -> np.ndarray:
 def test_streamed_frames_do_not_disturb_the_capture(task, dataset_path, tmp_path, steps_made, caplog, workers):
     """A thread pins the memory of batches that come, also while the step is captured."""
     with caplog.at_level(logging.INFO, "atlas_wm"):
-        folder = run(task, dataset_path, tmp_path / "run", keep_frames="never", workers=workers)
+        folder = run(task, dataset_path, tmp_path / "run", cache_frames="never", workers=workers)
     assert "fast path: off" not in caplog.text
     (step,) = steps_made
     assert step.graph is not None and [int(row["step"]) for row in rows_of(folder)] == [10, 20, 30, 40, 50, 60]
@@ -70,9 +72,9 @@ def test_streamed_frames_do_not_disturb_the_capture(task, dataset_path, tmp_path
 
 def test_frames_kept_on_the_device_train_the_same_model(task, dataset_path, tmp_path, steps_made, caplog):
     with caplog.at_level(logging.INFO, "atlas_wm"):
-        kept = run(task, dataset_path, tmp_path / "kept", keep_frames="always")
+        kept = run(task, dataset_path, tmp_path / "kept", cache_frames="always")
     assert "frames on the device" in caplog.text
-    streamed = run(task, dataset_path, tmp_path / "streamed", keep_frames="never")
+    streamed = run(task, dataset_path, tmp_path / "streamed", cache_frames="never")
     np.testing.assert_allclose(totals(kept), totals(streamed), rtol=0.05)
     assert all(step.graph is not None for step in steps_made) and len(steps_made) == 2
 
@@ -81,7 +83,7 @@ def test_frames_kept_on_the_device_train_the_same_model(task, dataset_path, tmp_
 def test_kept_frames_are_the_frames(task, dataset_path, size):
     data = EpisodeData(dataset_path, task, image_size=size, frameskip=5)
     data.actions = data.actions[:300]
-    kept = keep_on_device(data, torch.device(DEVICE), workers=1, whatever=True)
+    kept = cache_on_device(data, torch.device(DEVICE), workers=1, whatever=True)
     rows = np.random.default_rng(0).integers(0, 300, (20, 4))
     expected = data.frames_of(rows.reshape(-1)).unflatten(0, (20, 4))
     assert torch.equal(kept.read(rows).cpu(), expected)

@@ -9,7 +9,7 @@ from atlas_wm.kernels import predictor_triton as kernels
 from atlas_wm.kernels.predictor import fused_blocks, supports
 from atlas_wm.models.predictors import CausalPredictor
 from atlas_wm.recipes import demo, paper
-from atlas_wm.rng import stream
+from atlas_wm.rng import make_rng
 
 
 def small_predictor(dropout: float = 0.0) -> CausalPredictor:
@@ -32,8 +32,8 @@ def plain_blocks(predictor, x, condition):
 @pytest.mark.parametrize("tokens", [3, 1])
 def test_answers_and_all_gradients_are_those_of_the_plain_predictor(tokens):
     predictor = small_predictor()
-    x, condition = (torch.randn(5, tokens, 24, generator=stream(i)).requires_grad_() for i in range(2))
-    weights = torch.randn(5, tokens, 24, generator=stream(2))
+    x, condition = (torch.randn(5, tokens, 24, generator=make_rng(i)).requires_grad_() for i in range(2))
+    weights = torch.randn(5, tokens, 24, generator=make_rng(2))
     taught = [*predictor.blocks.parameters(), *predictor.norm.parameters()]
     answers = [plain_blocks(predictor, x, condition), fused_blocks(predictor, x, condition, torch.float32)]
     torch.testing.assert_close(*answers, atol=1e-5, rtol=1e-5)
@@ -44,9 +44,9 @@ def test_answers_and_all_gradients_are_those_of_the_plain_predictor(tokens):
 
 def test_with_dropout_the_gradients_are_those_of_what_was_drawn():
     predictor = small_predictor(dropout=0.3)
-    x, condition = (torch.randn(4, 3, 24, generator=stream(i)).requires_grad_() for i in range(2))
+    x, condition = (torch.randn(4, 3, 24, generator=make_rng(i)).requires_grad_() for i in range(2))
     places = [x, condition, *predictor.blocks.parameters(), *predictor.norm.parameters()]
-    way = [torch.randn(t.shape, generator=stream(9, i)) for i, t in enumerate(places)]
+    way = [torch.randn(t.shape, generator=make_rng(9, i)) for i, t in enumerate(places)]
 
     def loss() -> torch.Tensor:
         torch.manual_seed(5)  # always the same draw

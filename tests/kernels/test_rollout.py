@@ -8,12 +8,12 @@ import torch
 from atlas_wm.kernels.rollout import FastTerminal, PackedProduct
 from atlas_wm.models.world_model import WorldModel
 from atlas_wm.recipes import demo, paper
-from atlas_wm.rng import stream
+from atlas_wm.rng import make_rng
 
 
 def random_everything(model: WorldModel) -> WorldModel:
     """No weight at a value (0, 1) that would hide a mistake, BatchNorm's statistics included."""
-    draw = stream(0)
+    draw = make_rng(0)
     for name, tensor in model.predictor.state_dict().items():
         if tensor.is_floating_point():
             noise = torch.randn(tensor.shape, generator=draw)
@@ -29,8 +29,8 @@ def model(request):
 
 @pytest.mark.parametrize("horizon", [1, 2, 3, 4, 5, 7])
 def test_ends_are_those_of_the_plain_rollout(model, horizon):
-    z = torch.randn(3, model.config.latent, generator=stream(1))
-    actions = torch.randn(3, 4, horizon, 10, generator=stream(2))
+    z = torch.randn(3, model.config.latent, generator=make_rng(1))
+    actions = torch.randn(3, 4, horizon, 10, generator=make_rng(2))
     with torch.inference_mode():
         plain, fast = model.terminal(z, actions), FastTerminal(model.predictor)(z, actions)
         packed = FastTerminal(model.predictor, pack=PackedProduct.supported())(z, actions)
@@ -42,7 +42,7 @@ def test_ends_are_those_of_the_plain_rollout(model, horizon):
 def test_other_histories():
     for history in (1, 2, 4):
         model = random_everything(WorldModel(replace(demo("atlas").model, history=history), action_size=2))
-        z, actions = torch.randn(2, 32, generator=stream(1)), torch.randn(2, 3, 5, 10, generator=stream(2))
+        z, actions = torch.randn(2, 32, generator=make_rng(1)), torch.randn(2, 3, 5, 10, generator=make_rng(2))
         with torch.inference_mode():
             torch.testing.assert_close(
                 FastTerminal(model.predictor)(z, actions), model.terminal(z, actions), atol=2e-5, rtol=1e-4
@@ -51,16 +51,16 @@ def test_other_histories():
 
 def test_gradients_reach_the_actions(model):
     """Gradient planners go through it too."""
-    z = torch.randn(1, model.config.latent, generator=stream(1))
-    actions = torch.randn(1, 2, 5, 10, generator=stream(2)).requires_grad_()
+    z = torch.randn(1, model.config.latent, generator=make_rng(1))
+    actions = torch.randn(1, 2, 5, 10, generator=make_rng(2)).requires_grad_()
     expected = torch.autograd.grad(model.terminal(z, actions).square().sum(), actions)[0]
     gradient = torch.autograd.grad(FastTerminal(model.predictor)(z, actions).square().sum(), actions)[0]
     torch.testing.assert_close(gradient, expected, atol=1e-3, rtol=1e-3)
 
 
 def test_bf16_stays_close(model):
-    z = torch.randn(2, model.config.latent, generator=stream(1))
-    actions = torch.randn(2, 8, 5, 10, generator=stream(2))
+    z = torch.randn(2, model.config.latent, generator=make_rng(1))
+    actions = torch.randn(2, 8, 5, 10, generator=make_rng(2))
     with torch.inference_mode():
         exact = FastTerminal(model.predictor)(z, actions)
         rough = FastTerminal(model.predictor, torch.bfloat16)(z, actions)

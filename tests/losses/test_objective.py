@@ -8,7 +8,7 @@ from atlas_wm.losses import ClipLatents, objective, prediction, relational, sigr
 from atlas_wm.losses.objective import TERMS
 from atlas_wm.methods import METHODS
 from atlas_wm.recipes import RECIPES
-from atlas_wm.rng import stream
+from atlas_wm.rng import make_rng
 
 EVERYTHING = ObjectiveConfig(prediction=0.5, wemreg=2.0, sigreg=0.25, relational=0.125, directions=8)
 ABLATION = ("atlas", "wemreg", "lewm+ood", "lewm")
@@ -17,7 +17,7 @@ NO_WEIGHTS = {"wemreg": 0.0, "sigreg": 0.0, "relational": 0.0}
 
 @pytest.fixture
 def clips():
-    draw = stream(0)
+    draw = make_rng(0)
     z, anchor, predicted = (torch.randn(*shape, generator=draw) for shape in ((6, 4, 5), (6, 4, 3), (6, 3, 5)))
     # Time steps of different scale: statistics over all frames at once would show.
     return ClipLatents(z * torch.arange(1.0, 5.0)[:, None], anchor, predicted, torch.zeros(6, 3, 2))
@@ -29,8 +29,8 @@ def test_prediction_is_the_mean_squared_error_of_everything(clips):
 
 
 def test_prediction_sends_gradient_to_both_sides():
-    predicted = torch.randn(6, 3, 5, generator=stream(0)).requires_grad_()
-    latents = torch.randn(6, 3, 5, generator=stream(1)).requires_grad_()
+    predicted = torch.randn(6, 3, 5, generator=make_rng(0)).requires_grad_()
+    latents = torch.randn(6, 3, 5, generator=make_rng(1)).requires_grad_()
     prediction(predicted, latents).backward()
     assert (predicted.grad != 0).all()
     torch.testing.assert_close(predicted.grad, -latents.grad)
@@ -44,11 +44,11 @@ def test_objective_sends_prediction_gradient_into_the_target_latents(clips):
 
 
 def test_total_is_the_weighted_sum_of_unweighted_terms(clips):
-    total, terms = objective(clips, EVERYTHING, stream(1))
+    total, terms = objective(clips, EVERYTHING, make_rng(1))
     assert set(terms) == {"prediction", "wemreg", "sigreg", "relational"}
     expected = sum(getattr(EVERYTHING, name) * value for name, value in terms.items())
     torch.testing.assert_close(total, expected)
-    doubled = objective(clips, replace(EVERYTHING, wemreg=4.0), stream(1))
+    doubled = objective(clips, replace(EVERYTHING, wemreg=4.0), make_rng(1))
     torch.testing.assert_close(doubled.terms, terms)
     torch.testing.assert_close(doubled.total - total, 2 * terms["wemreg"])
 
@@ -56,8 +56,8 @@ def test_total_is_the_weighted_sum_of_unweighted_terms(clips):
 def test_regularisers_see_each_time_step_alone_and_the_relational_term_all_frames(clips):
     for name, loss in (("wemreg", wemreg), ("sigreg", sigreg)):
         config = ObjectiveConfig(**{name: 1.0}, directions=8)
-        each = [loss(clips.z[:, t], 8, stream(1)) for t in range(4)]
-        torch.testing.assert_close(objective(clips, config, stream(1)).terms[name], torch.stack(each).mean())
+        each = [loss(clips.z[:, t], 8, make_rng(1)) for t in range(4)]
+        torch.testing.assert_close(objective(clips, config, make_rng(1)).terms[name], torch.stack(each).mean())
     value = objective(clips, ObjectiveConfig(relational=1.0)).terms["relational"]
     torch.testing.assert_close(value, relational(clips.z.reshape(24, 5), clips.anchor.reshape(24, 3)))
 
@@ -68,7 +68,7 @@ def test_a_term_of_weight_zero_is_not_computed(clips, absent, monkeypatch):
         raise AssertionError(f"{absent} was computed")
 
     monkeypatch.setitem(TERMS, absent, refuse)
-    assert absent not in objective(clips, replace(EVERYTHING, **{absent: 0.0}), stream(1)).terms
+    assert absent not in objective(clips, replace(EVERYTHING, **{absent: 0.0}), make_rng(1)).terms
 
 
 def test_methods_are_the_two_by_two_ablation():

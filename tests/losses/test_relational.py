@@ -7,13 +7,13 @@ from hypothesis import strategies as st
 
 from atlas_wm.losses import gaussian_cells, normalized_distances, relational
 from atlas_wm.losses.relational import gram_distances
-from atlas_wm.rng import stream
+from atlas_wm.rng import make_rng
 
 N, M = 12, 4
 
 
 def cloud(*shape, seed=0):
-    return torch.randn(*shape, generator=stream(seed), dtype=torch.float64)
+    return torch.randn(*shape, generator=make_rng(seed), dtype=torch.float64)
 
 
 def plain_distances(rows):

@@ -6,7 +6,7 @@ from stable_worldmodel.wm.loss import SIGReg
 
 from atlas_wm.losses import sigreg
 from atlas_wm.losses.projections import random_directions
-from atlas_wm.rng import stream
+from atlas_wm.rng import make_rng
 
 
 def plain_sigreg(z, directions):
@@ -25,14 +25,14 @@ def plain_sigreg(z, directions):
 
 @pytest.mark.parametrize(("n", "d"), [(1, 1), (5, 2), (40, 7)])
 def test_equals_plain_quadrature(n, d):
-    z = 1.5 * torch.randn(n, d, generator=stream(0), dtype=torch.float64) + 0.3
-    directions = random_directions(d, 4, generator=stream(1)).double()
+    z = 1.5 * torch.randn(n, d, generator=make_rng(0), dtype=torch.float64) + 0.3
+    directions = random_directions(d, 4, generator=make_rng(1)).double()
     assert sigreg(z, directions).item() == pytest.approx(plain_sigreg(z, directions), rel=1e-12)
 
 
 @pytest.mark.parametrize("scale", [0.1, 1.0, 3.0])
 def test_equals_the_published_implementation(scale):
-    z = scale * torch.randn(4, 32, 24, generator=stream(0))
+    z = scale * torch.randn(4, 32, 24, generator=make_rng(0))
     torch.manual_seed(3)
     expected = SIGReg(num_proj=64)(z)
     torch.manual_seed(3)
@@ -42,19 +42,19 @@ def test_equals_the_published_implementation(scale):
 
 
 def test_gradient_equals_finite_differences():
-    directions = random_directions(3, 5, generator=stream(1)).double()
-    z = torch.randn(2, 6, 3, generator=stream(0), dtype=torch.float64).requires_grad_()
+    directions = random_directions(3, 5, generator=make_rng(1)).double()
+    z = torch.randn(2, 6, 3, generator=make_rng(0), dtype=torch.float64).requires_grad_()
     assert torch.autograd.gradcheck(lambda x: sigreg(x, directions), z)
 
 
 def test_each_leading_index_is_a_statistic_of_its_own():
-    directions = random_directions(4, 6, generator=stream(1))
-    z = torch.arange(1.0, 4.0)[:, None, None] * torch.randn(3, 11, 4, generator=stream(0))
+    directions = random_directions(4, 6, generator=make_rng(1))
+    z = torch.arange(1.0, 4.0)[:, None, None] * torch.randn(3, 11, 4, generator=make_rng(0))
     each = torch.stack([sigreg(batch, directions) for batch in z])
     torch.testing.assert_close(sigreg(z, directions), each.mean())
 
 
 def test_the_generator_decides_the_directions():
-    z = torch.randn(11, 4, generator=stream(0))
-    assert torch.equal(sigreg(z, 3, stream(7)), sigreg(z, 3, stream(7)))
-    assert not torch.equal(sigreg(z, 3, stream(7)), sigreg(z, 3, stream(8)))
+    z = torch.randn(11, 4, generator=make_rng(0))
+    assert torch.equal(sigreg(z, 3, make_rng(7)), sigreg(z, 3, make_rng(7)))
+    assert not torch.equal(sigreg(z, 3, make_rng(7)), sigreg(z, 3, make_rng(8)))

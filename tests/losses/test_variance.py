@@ -10,7 +10,7 @@ from atlas_wm.losses import ClipLatents, objective
 from atlas_wm.losses.variance import centred, cov, std, temporal
 from atlas_wm.methods import METHODS
 from atlas_wm.models.world_model import WorldModel
-from atlas_wm.rng import stream
+from atlas_wm.rng import make_rng
 
 PUBLISHED = {
     "std": "std_loss",
@@ -33,15 +33,15 @@ SMALL = ModelConfig(
 
 def latents(b, t, d, seed=0):
     """Steps and coordinates of different scale, position and correlation: a wrong axis would show."""
-    draw = stream(seed)
+    draw = make_rng(seed)
     mixed = torch.randn(b, t, d, generator=draw) @ torch.randn(d, d, generator=draw) / d**0.5
     return mixed * torch.linspace(0.2, 1.5, t)[:, None] + torch.linspace(-2, 2, d)
 
 
 def clip(z, inverse=None):
     b, t = z.shape[:2]
-    actions = torch.randn(b, t - 1, 3, generator=stream(9))
-    inverse = torch.randn(b, t - 1, 3, generator=stream(10)) if inverse is None else inverse
+    actions = torch.randn(b, t - 1, 3, generator=make_rng(9))
+    inverse = torch.randn(b, t - 1, 3, generator=make_rng(10)) if inverse is None else inverse
     return ClipLatents(z, z, z[:, 1:], actions, inverse)
 
 
@@ -106,8 +106,8 @@ def test_half_precision_latents_are_judged_in_float32():
 def test_the_inverse_head_tells_the_action_from_the_two_latents_around_it():
     torch.manual_seed(0)
     model = WorldModel(SMALL, action_size=1).eval()
-    frames = torch.randint(0, 256, (3, 4, 3, 8, 8), generator=stream(0), dtype=torch.uint8)
-    actions = torch.randn(3, 3, 5, generator=stream(1))
+    frames = torch.randint(0, 256, (3, 4, 3, 8, 8), generator=make_rng(0), dtype=torch.uint8)
+    actions = torch.randn(3, 3, 5, generator=make_rng(1))
     clips = model(frames, actions)
     for t in range(3):
         told = model.inverse(torch.cat([clips.z[:, t + 1], clips.z[:, t]], dim=-1))

@@ -13,7 +13,7 @@ from atlas_wm.errors import UserError
 from atlas_wm.models.predictors import PREDICTORS, PrefixPredictor, sinusoids
 from atlas_wm.models.world_model import WorldModel
 from atlas_wm.plan.planner import Planner
-from atlas_wm.rng import stream
+from atlas_wm.rng import make_rng
 
 TOKENS, TOKEN, LATENT, ACTION = 4, 8, 6, 10  # tokens of a frame, numbers of a token, of z, of an action block
 SIZES = PredictorConfig(width=16, depth=2, heads=2, head_dim=8, mlp=32, prefixes=4, prefix_heads=2)
@@ -30,7 +30,7 @@ CONFIGS = {"causal": CAUSAL, "prefix": PREFIX, "patch": PATCH}
 
 
 def normal(*shape, seed=0):
-    return torch.randn(*shape, generator=stream(seed))
+    return torch.randn(*shape, generator=make_rng(seed))
 
 
 def make_model(config):
@@ -268,14 +268,14 @@ def test_linear_dynamics_are_learned(kind, one_thread):
     config = replace(config, predictor=sizes, hidden=64)
     torch.manual_seed(0)
     predictor, world = PREDICTORS[kind](config, action_block=2), LinearWorld(config.latent_shape)
-    fresh = world.clips(1000, config.clip_frames - 1, stream(2))
+    fresh = world.clips(1000, config.clip_frames - 1, make_rng(2))
 
     @torch.no_grad()
     def measure(actions):
         return relative_error(predictor.eval(), fresh[0], actions).item()
 
     assert measure(fresh[1]) > 0.3
-    steps, draw = 300, stream(3)
+    steps, draw = 300, make_rng(3)
     optimizer = torch.optim.Adam(predictor.parameters())
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 2e-2, total_steps=steps)
     predictor.train()

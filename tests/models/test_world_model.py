@@ -8,7 +8,7 @@ from atlas_wm.models.layers import AdaLNBlock, CausalAttention
 from atlas_wm.models.world_model import WorldModel
 from atlas_wm.normalizer import Normalizer
 from atlas_wm.recipes import demo, paper
-from atlas_wm.rng import stream
+from atlas_wm.rng import make_rng
 
 LATENT, BLOCK = 32, 10  # of the demo model: size of z, and numbers in a block of 5 actions of size 2
 
@@ -20,11 +20,11 @@ def no_gradients():
 
 
 def frames(*shape, seed=0):
-    return torch.randint(0, 256, shape, generator=stream(seed), dtype=torch.uint8)
+    return torch.randint(0, 256, shape, generator=make_rng(seed), dtype=torch.uint8)
 
 
 def normal(*shape, seed=0):
-    return torch.randn(*shape, generator=stream(seed))
+    return torch.randn(*shape, generator=make_rng(seed))
 
 
 def test_paper_model_has_18_0_million_parameters():
@@ -49,9 +49,9 @@ def test_native_size_uses_the_position_embedding_as_it_is(demo_model):
         img_size=32, patch_size=4, embed_dim=48, depth=2, num_heads=3, num_classes=0, global_pool=""
     ).eval()
     fixed.load_state_dict(demo_model.encoder.vit.state_dict())
-    picture = frames(2, 3, 32, 32)
-    tokens = fixed.forward_features(picture.float() / 255 - 1)  # the demo's pixel mean and deviation are 1
-    encoded = demo_model.encoder(picture)
+    image = frames(2, 3, 32, 32)
+    tokens = fixed.forward_features(image.float() / 255 - 1)  # the demo's pixel mean and deviation are 1
+    encoded = demo_model.encoder(image)
     torch.testing.assert_close(encoded.cls, tokens[:, 0], atol=1e-6, rtol=1e-6)
     torch.testing.assert_close(encoded.patches, tokens[:, 1:], atol=1e-6, rtol=1e-6)
 
@@ -59,7 +59,7 @@ def test_native_size_uses_the_position_embedding_as_it_is(demo_model):
 def test_positions_are_interpolated_over_the_picture_at_another_size(demo_model):
     native = demo_model.encoder(frames(1, 3, 32, 32).fill_(90)).patches.unflatten(1, (8, 8))
     double = demo_model.encoder(frames(1, 3, 64, 64).fill_(90)).patches.unflatten(1, (16, 16))
-    # One grey picture: what differs between its patches is the place alone, and the corners stay the corners.
+    # One grey image: what differs between its patches is the place alone, and the corners stay the corners.
     corners = native[0, ::7, ::7].flatten(0, 1), double[0, ::15, ::15].flatten(0, 1)
     nearest = torch.cdist(corners[1], corners[0]).argmin(dim=1)
     assert nearest.tolist() == [0, 1, 2, 3]
@@ -95,13 +95,13 @@ def test_wrong_frames_are_refused_in_words(demo_model, bad, message):
 
 
 def test_features_have_the_shapes_of_their_names_and_z_is_encode(demo_model):
-    picture = frames(3, 3, 32, 32)
-    features = demo_model.features(picture, blocks=(1, 2))
+    image = frames(3, 3, 32, 32)
+    features = demo_model.features(image, blocks=(1, 2))
     assert [tuple(b.shape) for b in features.blocks] == [(3, 48), (3, 48)]
     assert features.patch.shape == features.cls.shape == (3, 48)
     assert features.z.shape == (3, LATENT)
-    torch.testing.assert_close(features.z, demo_model.encode(picture), atol=1e-6, rtol=1e-6)
-    assert demo_model.features(picture).blocks == []
+    torch.testing.assert_close(features.z, demo_model.encode(image), atol=1e-6, rtol=1e-6)
+    assert demo_model.features(image).blocks == []
 
 
 @pytest.mark.parametrize("asked", [(1,), (2,), (1, 2)])
@@ -125,7 +125,7 @@ def test_sincos_positions_are_waves_of_amplitude_one(width, grid):
     sin_x, cos_x, sin_y, cos_y = waves.unflatten(0, (grid, grid)).chunk(4, dim=-1)
     for sin, cos in ((sin_x, cos_x), (sin_y, cos_y)):
         torch.testing.assert_close(sin**2 + cos**2, torch.ones_like(sin))
-    assert torch.equal(sin_x, sin_x[:1].expand_as(sin_x))  # x runs along a row of the picture, y down it
+    assert torch.equal(sin_x, sin_x[:1].expand_as(sin_x))  # x runs along a row of the image, y down it
     assert torch.equal(sin_y, sin_y[:, :1].expand_as(sin_y))
     assert waves.unique(dim=0).shape[0] == grid**2
 
@@ -175,9 +175,9 @@ def test_positions_start_at_zero_in_a_shorter_window(demo_model, steps):
 
 
 def test_forward_predicts_each_latent_from_those_before_it(demo_model):
-    pictures, actions = frames(2, 4, 3, 32, 32), normal(2, 3, BLOCK)
-    z, anchor, predicted, *_ = demo_model(pictures, actions)
-    features = demo_model.features(pictures.flatten(0, 1))
+    images, actions = frames(2, 4, 3, 32, 32), normal(2, 3, BLOCK)
+    z, anchor, predicted, *_ = demo_model(images, actions)
+    features = demo_model.features(images.flatten(0, 1))
     torch.testing.assert_close(z.flatten(0, 1), features.z)
     torch.testing.assert_close(anchor.flatten(0, 1), features.patch)
     torch.testing.assert_close(predicted, demo_model.predict(z[:, :3], actions))

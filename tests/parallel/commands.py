@@ -26,9 +26,9 @@ from atlas_wm.errors import UserError
 from atlas_wm.evaluate import evaluate
 from atlas_wm.evaluate.protocol import Protocol
 from atlas_wm.models.encoders import ViTEncoder
-from atlas_wm.parallel.launch import place
+from atlas_wm.parallel.launch import process_info
 from atlas_wm.recipes import demo
-from atlas_wm.rng import stream
+from atlas_wm.rng import make_rng
 from atlas_wm.settings import to_dict
 from atlas_wm.tasks import get_task
 from atlas_wm.train.loop import train
@@ -67,20 +67,20 @@ def training(
 def training_from_tokens(folder: Path) -> None:
     """A frozen encoder's, that the main process keeps in a file."""
     encoder = EncoderConfig(kind="dinov2", image_size=32, patch_size=8, width=12, depth=1, heads=3)
-    weights = folder / f"{place().rank}.safetensors"
+    weights = folder / f"{process_info().rank}.safetensors"
     save_file({k: draw(v.shape) for k, v in ViTEncoder(encoder).vit.state_dict().items()}, weights)
     predictor = PredictorConfig(kind="patch", depth=1, heads=2, head_dim=4, mlp=16, dropout=0.0)
-    settings = TrainConfig(steps=4, batch=9, lr=1e-3, log_every=1, validate_every=2, keep_tokens="always")
+    settings = TrainConfig(steps=4, batch=9, lr=1e-3, log_every=1, validate_every=2, cache_tokens="always")
     model = ModelConfig(replace(encoder, weights=str(weights)), predictor)
     config = RunConfig(model, ObjectiveConfig(), settings)
     task, options = get_task("tworoom"), {"method": "dino-wm", "recipe": "demo", "device": "cpu"}
     encoded: list[int] = []
     train(config, task, DATA, folder / "from-tokens", on_encoded=lambda done, _: encoded.append(done), **options)
-    assert bool(encoded) == (place().rank == 0)
+    assert bool(encoded) == (process_info().rank == 0)
 
 
 def draw(shape: torch.Size) -> torch.Tensor:
-    return torch.randn(shape, generator=stream(0)) / 4
+    return torch.randn(shape, generator=make_rng(0)) / 4
 
 
 def commands(folder: Path) -> None:
@@ -91,7 +91,7 @@ def commands(folder: Path) -> None:
     settings = QuerySettings(queries=3, candidates=4)
     files = diagnose([folder / "run"], ("marginal", "rollout", "regret"), settings=settings, device="cpu")
     told = {"reports": [to_dict(report) for report in reports], "files": [file.name for file in files]}
-    (folder / f"{place().rank}.json").write_text(json.dumps(told))
+    (folder / f"{process_info().rank}.json").write_text(json.dumps(told))
 
 
 def scenario(name: str, work: Callable[[Path], None], size: int = 2, slurm: bool = False) -> None:
@@ -100,7 +100,7 @@ def scenario(name: str, work: Callable[[Path], None], size: int = 2, slurm: bool
 
     def one() -> None:
         """Errors are told as the command line tells them."""
-        sys.stderr = (folder / f"{place().rank}.err").open("w", buffering=1)
+        sys.stderr = (folder / f"{process_info().rank}.err").open("w", buffering=1)
         try:
             work(folder)
         except UserError as error:
@@ -114,7 +114,7 @@ def scenario(name: str, work: Callable[[Path], None], size: int = 2, slurm: bool
 
 def second(action: Callable[[], None]) -> Callable[[Any], None]:
     """What the second process does when it is to report progress."""
-    return lambda progress: action() if place().rank == 1 else None
+    return lambda progress: action() if process_info().rank == 1 else None
 
 
 def die_in_the_end(progress: Any) -> None:

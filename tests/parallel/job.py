@@ -24,7 +24,7 @@ from atlas_wm.models.world_model import WorldModel
 from atlas_wm.parallel.launch import processes
 from atlas_wm.parallel.processes import from_all, gather_rows, is_main, shard, sum_gradients
 from atlas_wm.recipes import demo
-from atlas_wm.rng import stream
+from atlas_wm.rng import make_rng
 from atlas_wm.tasks import get_task
 from atlas_wm.train import loop
 from atlas_wm.train.loop import fit, measure_batchnorm, validate
@@ -41,7 +41,7 @@ def own_term(clips: ClipLatents) -> Tensor:
 
 
 def draw(*shape: int, key: int = 0) -> Tensor:
-    return torch.randn(*shape, generator=stream(7, key))
+    return torch.randn(*shape, generator=make_rng(7, key))
 
 
 def mine(x: Tensor) -> Tensor:
@@ -64,7 +64,7 @@ def terms() -> dict[str, Any]:
     for name in (*BUILT_IN_TERMS, "own"):
         parts = [mine(draw(*shape, key=i)).requires_grad_() for i, shape in enumerate(shapes)]
         config = nothing if name == "own" else replace(nothing, extra={}, **{name: 1.0})
-        losses = objective(whole_batch(ClipLatents(*parts)), config, stream(1))
+        losses = objective(whole_batch(ClipLatents(*parts)), config, make_rng(1))
         losses.total.backward()
         grads = [whole(torch.zeros_like(p) if p.grad is None else p.grad) for p in parts]
         found[name] = [losses.total.detach(), *grads]
@@ -76,7 +76,7 @@ def batchnorm() -> dict[str, Any]:
     found: dict[str, Any] = {}
     for momentum in (0.1, None):
         norm = BatchNorm(5, momentum=momentum)
-        nn.init.normal_(norm.weight, generator=stream(2))
+        nn.init.normal_(norm.weight, generator=make_rng(2))
         for key in (3, 4):
             x = mine(2 + 3 * draw(CLIPS, 5, key=key)).requires_grad_()
             y = norm(x)
@@ -111,8 +111,8 @@ def steps() -> dict[str, Any]:
         step.optimizer.zero_grad = lambda model=model, used=used: used.update(  # instead of forgetting them
             {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
         )
-        frames = torch.randint(0, 255, (CLIPS, 4, 3, 32, 32), dtype=torch.uint8, generator=stream(5))
-        update = step(Batch(mine(frames), mine(draw(CLIPS, 3, 10))), stream(3), 1e-3)
+        frames = torch.randint(0, 255, (CLIPS, 4, 3, 32, 32), dtype=torch.uint8, generator=make_rng(5))
+        update = step(Batch(mine(frames), mine(draw(CLIPS, 3, 10))), make_rng(3), 1e-3)
         found[method] = {"total": update.losses.total, **update.losses.terms, "norm": update.norm, **used}
     return found
 

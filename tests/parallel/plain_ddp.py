@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from atlas_wm.losses import gathered, relational, sigreg, wemreg
-from atlas_wm.rng import stream
+from atlas_wm.rng import make_rng
 
 ROWS, SIZE, PROCESSES = 512, 16, 4
 SHARES = {"equal": [128, 128, 128, 128], "unequal": [100, 128, 140, 144]}
@@ -26,7 +26,7 @@ def regulariser(z: Tensor, anchor: Tensor, directions: Tensor) -> Tensor:
 
 
 def drawn(key: int) -> Tensor:
-    return nn.functional.normalize(torch.randn(SIZE, 32, generator=stream(5, key)), dim=0)
+    return nn.functional.normalize(torch.randn(SIZE, 32, generator=make_rng(5, key)), dim=0)
 
 
 def found(encoder: nn.Module, loss: Tensor, value: Tensor) -> dict[str, Any]:
@@ -39,8 +39,8 @@ def learn(kind: str, first: int, count: int, direction: int, among: bool) -> dic
     torch.manual_seed(0)
     encoder: nn.Module = nn.Sequential(nn.Linear(8, 24), nn.Tanh(), nn.Linear(24, SIZE))
     encoder = DistributedDataParallel(encoder) if among else encoder
-    x = torch.randn(ROWS, 2, 8, generator=stream(1))[first : first + count]
-    anchor = torch.randn(ROWS, 2, 5, generator=stream(2))[first : first + count]
+    x = torch.randn(ROWS, 2, 8, generator=make_rng(1))[first : first + count]
+    anchor = torch.randn(ROWS, 2, 5, generator=make_rng(2))[first : first + count]
     z = encoder(x)
     value = regulariser(gathered(z), gathered(anchor), drawn(direction))
     if kind == "equal":  # a mean over clips, as any loss of one's own: DDP's mean is right for that as it is
@@ -56,7 +56,7 @@ def one_of_several(file: str) -> None:
     for kind, shares in SHARES.items():
         results[kind] = learn(kind, sum(shares[:rank]), shares[rank], 0, among=True)
     results["own directions"] = learn("unequal", 128 * rank, 128, rank, among=True)
-    shard = torch.randn(ROWS, SIZE, generator=stream(3))[128 * rank : 128 * (rank + 1)]
+    shard = torch.randn(ROWS, SIZE, generator=make_rng(3))[128 * rank : 128 * (rank + 1)]
     results["alone"], results["together"] = wemreg(shard, drawn(0)), wemreg(gathered(shard), drawn(0))
     torch.save(results, f"{file}.{rank}")
     dist.destroy_process_group()

@@ -11,7 +11,7 @@ from safetensors.torch import load_file
 
 from atlas_wm.cli.app import main
 from atlas_wm.errors import UserError
-from atlas_wm.parallel.launch import Place, place
+from atlas_wm.parallel.launch import ProcessInfo, process_info
 
 pytestmark = pytest.mark.slow
 
@@ -138,7 +138,7 @@ def test_they_end_together_with_one_message(out, name, message):
 def test_a_place_that_is_told_by_halves_is_refused(monkeypatch):
     monkeypatch.setenv("WORLD_SIZE", "2")
     with pytest.raises(UserError, match=r"RANK.* are not set: start with torchrun"):
-        place()
+        process_info()
 
 
 def test_other_commands_are_refused_in_several_processes(monkeypatch):
@@ -154,7 +154,7 @@ def test_the_script_of_a_slurm_job_is_one_process(monkeypatch):
     """Whatever number of tasks it may start."""
     for name, value in {"SLURM_NTASKS": "8", "SLURM_PROCID": "0", "SLURM_JOB_ID": "7"}.items():
         monkeypatch.setenv(name, value)
-    assert place() == Place()
+    assert process_info() == ProcessInfo()
     for name, value in {
         "STEP_NUM_TASKS": "8",
         "PROCID": "5",
@@ -162,4 +162,4 @@ def test_the_script_of_a_slurm_job_is_one_process(monkeypatch):
         "STEP_TASKS_PER_NODE": "4(x2)",
     }.items():
         monkeypatch.setenv(f"SLURM_{name}", value)
-    assert place() == Place(5, 8, 1, 4)
+    assert process_info() == ProcessInfo(5, 8, 1, 4)

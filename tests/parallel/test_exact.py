@@ -52,7 +52,7 @@ def test_batchnorm_its_gradient_and_its_statistics(by_rank, alone):
 
 def test_batchnorm_alone_is_torchs(alone):
     norm = torch.nn.BatchNorm1d(5)
-    torch.nn.init.normal_(norm.weight, generator=job.stream(2))
+    torch.nn.init.normal_(norm.weight, generator=job.make_rng(2))
     x = 2 + 3 * job.draw(job.CLIPS, 5, key=3)
     torch.testing.assert_close(norm(x), alone["batchnorm"]["0.1 3"][0], rtol=1e-6, atol=1e-6)
     assert list(norm.state_dict()) == list(job.BatchNorm(5).state_dict())

@@ -19,7 +19,7 @@ from atlas_wm.methods import METHODS
 from atlas_wm.normalizer import Normalizer
 from atlas_wm.plan.planner import Planner
 from atlas_wm.recipes import demo, paper
-from atlas_wm.rng import stream
+from atlas_wm.rng import make_rng
 from atlas_wm.runs.folder import read_run
 from atlas_wm.runs.model import load_model, save_model
 from atlas_wm.settings import from_dict, to_dict
@@ -151,8 +151,8 @@ def test_training_stores_the_bounds_of_the_task(trained):
     assert json.loads((trained / "normalizer.json").read_text())["action"]["low"] == [-1.0, -1.0]
     model = load_model(trained)
     assert (model.normalizer.low, model.normalizer.high) == ((-1.0, -1.0), (1.0, 1.0))
-    frames = torch.randint(0, 256, (2, 3, 32, 32), generator=stream(0), dtype=torch.uint8)
-    (plan,) = Planner(model).plan_batch(frames[:1], frames[1:], [stream(0)])
+    frames = torch.randint(0, 256, (2, 3, 32, 32), generator=make_rng(0), dtype=torch.uint8)
+    (plan,) = Planner(model).plan_batch(frames[:1], frames[1:], [make_rng(0)])
     assert abs(plan.actions).max() <= 1
 
 

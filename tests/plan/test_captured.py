@@ -19,7 +19,7 @@ from atlas_wm.plan import planner as planner_module
 from atlas_wm.plan.captured import CapturedSearch, padded
 from atlas_wm.plan.planner import Planner
 from atlas_wm.recipes import demo
-from atlas_wm.rng import stream
+from atlas_wm.rng import make_rng
 
 pytest.importorskip("triton")
 TINY = PlanConfig(candidates=6, iterations=2, elites=3, horizon=2, execute=2)
@@ -79,9 +79,9 @@ def test_noise_depends_on_key_and_iteration_and_not_on_the_batch(kernels):
 
 def test_mean_and_deviation_are_those_of_the_cheapest(kernels):
     """Also where costs are equal, infinite or no numbers; no size is a power of two."""
-    costs = torch.randint(0, 40, (3, 70), generator=stream(1)).float()
+    costs = torch.randint(0, 40, (3, 70), generator=make_rng(1)).float()
     costs[1, :5], costs[2, 3:50:2] = float("inf"), float("nan")
-    candidates = 5 + torch.randn(3, 70, 5, 3, generator=stream(2))
+    candidates = 5 + torch.randn(3, 70, 5, 3, generator=make_rng(2))
     mean, std, iteration = torch.empty(3, 5, 3), torch.empty(3, 5, 3), torch.tensor([4])
     kernels.refine(costs, candidates, 9, mean, std, iteration)
     for i in range(3):
@@ -94,7 +94,7 @@ def test_mean_and_deviation_are_those_of_the_cheapest(kernels):
 
 @pytest.mark.parametrize("horizon", [1, 3, 5])
 def test_kernels_compute_what_the_torch_operations_compute(kernels, demo_model, horizon):
-    z, actions = torch.randn(2, 32, generator=stream(1)), torch.randn(2, 2, horizon, 10, generator=stream(2))
+    z, actions = torch.randn(2, 32, generator=make_rng(1)), torch.randn(2, 2, horizon, 10, generator=make_rng(2))
     with torch.inference_mode():
         fast = kernels.TritonTerminal(demo_model.predictor, torch.float32)
         torch.testing.assert_close(fast(z, actions), demo_model.terminal(z, actions), atol=2e-5, rtol=1e-4)
@@ -124,7 +124,7 @@ def plain_search(model, kernels, frames, goals, keys, start=None, nearest=False)
 @pytest.mark.slow
 def test_it_finds_what_the_plain_search_finds_and_notices_new_weights(search, kernels, demo_model, monkeypatch):
     monkeypatch.setattr(captured, "EXACT_BATCHES", 2)  # so that 3 episodes are padded to 4
-    frames, goals = torch.randint(0, 256, (2, 3, 3, 32, 32), dtype=torch.uint8, generator=stream(0))
+    frames, goals = torch.randint(0, 256, (2, 3, 3, 32, 32), dtype=torch.uint8, generator=make_rng(0))
     for change in (0.0, 0.5):
         with torch.inference_mode():
             demo_model.predictor.head.down.bias += change
@@ -139,8 +139,8 @@ def test_it_finds_what_the_plain_search_finds_and_notices_new_weights(search, ke
 def test_the_nearest_step_from_a_start_in_chunks(search, kernels, demo_model):
     search.config = replace(TINY, rule="nearest")
     search.most = 4  # of 6 candidates
-    frames, goals = torch.randint(0, 256, (2, 1, 3, 32, 32), dtype=torch.uint8, generator=stream(0))
-    start = torch.randn(1, 2, 10, generator=stream(1))
+    frames, goals = torch.randint(0, 256, (2, 1, 3, 32, 32), dtype=torch.uint8, generator=make_rng(0))
+    start = torch.randn(1, 2, 10, generator=make_rng(1))
     found = search(frames, goals, [11], start)
     with torch.inference_mode():
         expected = plain_search(demo_model, kernels, frames, goals, [11], start, nearest=True)
@@ -150,7 +150,7 @@ def test_the_nearest_step_from_a_start_in_chunks(search, kernels, demo_model):
 
 def test_the_answer_is_clipped_before_it_is_rolled_out_and_the_search_is_not(search, kernels, demo_model):
     demo_model.normalizer = replace(demo_model.normalizer, low=(2.9, -1.5), high=(3.2, -0.5))
-    frames, goals = torch.randint(0, 256, (2, 1, 3, 32, 32), dtype=torch.uint8, generator=stream(0))
+    frames, goals = torch.randint(0, 256, (2, 1, 3, 32, 32), dtype=torch.uint8, generator=make_rng(0))
     found = search(frames, goals, [11], torch.zeros(1, 2, 10))
     again = search(frames, goals, [11], torch.zeros(1, 2, 10))
     with torch.inference_mode():
@@ -186,6 +186,6 @@ def test_where_it_fails_the_planner_says_so_once_and_goes_on(demo_model, monkeyp
     planner = Planner(demo_model, TINY)
     frames = torch.zeros(1, 3, 32, 32, dtype=torch.uint8)
     with caplog.at_level(logging.INFO):
-        assert planner._search_captured(frames, frames, [stream(0)], torch.zeros(1, 2, 10)) is None
+        assert planner._search_captured(frames, frames, [make_rng(0)], torch.zeros(1, 2, 10)) is None
     assert [record.message for record in caplog.records] == ["fast path: off (RuntimeError: no compiler)"]
     assert planner.plain

@@ -3,7 +3,7 @@ import torch
 
 from atlas_wm.config import PlanConfig
 from atlas_wm.plan.cem import cem
-from atlas_wm.rng import stream
+from atlas_wm.rng import make_rng
 
 SMALL = PlanConfig(candidates=40, iterations=6, elites=7, horizon=3, execute=3)
 
@@ -25,7 +25,7 @@ def distance_to(targets):
 @pytest.fixture
 def recorded():
     """Costs and candidates of every iteration of one search for 2 episodes, and its solution."""
-    targets = torch.randn(2, 3, 4, generator=stream(5))
+    targets = torch.randn(2, 3, 4, generator=make_rng(5))
     seen = []
 
     def cost(candidates):
@@ -33,7 +33,7 @@ def recorded():
         seen.append((costs, candidates.clone()))
         return costs
 
-    return seen, cem(cost, torch.zeros(2, 3, 4), SMALL, [stream(0), stream(1)])
+    return seen, cem(cost, torch.zeros(2, 3, 4), SMALL, [make_rng(0), make_rng(1)])
 
 
 def elites(costs, candidates):
@@ -48,7 +48,7 @@ def test_finds_the_optimum_of_a_linear_system(horizon):
     start, goal = torch.tensor([[0.0, 0.0], [1.0, -2.0]]), torch.tensor([[1.0, 0.5], [0.5, -1.0]])
     end, cost = linear_system(start, matrix, goal)
     config = PlanConfig(candidates=300, iterations=40, elites=30, horizon=horizon, execute=1)
-    solution = cem(cost, torch.zeros(2, horizon, 2), config, [stream(0), stream(1)])
+    solution = cem(cost, torch.zeros(2, horizon, 2), config, [make_rng(0), make_rng(1)])
     assert solution.mean.shape == (2, horizon, 2)
     torch.testing.assert_close(end(solution.mean[:, None])[:, 0], goal, atol=2e-3, rtol=0)
     if horizon == 1:  # one action, so one optimum: B⁻¹(goal − start)
@@ -69,7 +69,7 @@ def test_candidate_0_is_the_mean_in_every_iteration(recorded):
 
 def test_candidates_are_drawn_with_mean_and_deviation_of_the_elites_from_the_episodes_own_stream(recorded):
     seen, _ = recorded
-    noise = [stream(0), stream(1)]
+    noise = [make_rng(0), make_rng(1)]
     mean, std = torch.zeros(2, 3, 4), torch.ones(2, 3, 4)
     for costs, candidates in seen:
         drawn = torch.stack([torch.randn(40, 3, 4, generator=g) for g in noise])
@@ -88,16 +88,16 @@ def test_reported_cost_is_the_mean_of_the_elites_in_each_iteration(recorded):
 
 @pytest.mark.parametrize("size", [1, 4, 5])
 def test_an_episode_alone_is_bit_for_bit_the_episode_among_sixteen(size):
-    targets = torch.randn(16, 3, size, generator=stream(5))
-    together = cem(distance_to(targets), torch.zeros_like(targets), SMALL, [stream(0, e) for e in range(16)])
+    targets = torch.randn(16, 3, size, generator=make_rng(5))
+    together = cem(distance_to(targets), torch.zeros_like(targets), SMALL, [make_rng(0, e) for e in range(16)])
     for e in range(16):
-        alone = cem(distance_to(targets[e : e + 1]), torch.zeros(1, 3, size), SMALL, [stream(0, e)])
+        alone = cem(distance_to(targets[e : e + 1]), torch.zeros(1, 3, size), SMALL, [make_rng(0, e)])
         assert torch.equal(alone.mean[0], together.mean[e])
         assert torch.equal(alone.costs[:, 0], together.costs[:, e])
 
 
 def test_streams_of_different_keys_differ():
     keys = [(seed, episode, replan) for seed in (0, 1) for episode in (0, 1) for replan in (0, 1)]
-    draws = {key: torch.randn(4, generator=stream(*key)) for key in keys}
+    draws = {key: torch.randn(4, generator=make_rng(*key)) for key in keys}
     assert torch.stack(list(draws.values())).unique(dim=0).shape == (8, 4)
-    assert torch.equal(torch.randn(4, generator=stream(0, 1, 0)), draws[0, 1, 0])
+    assert torch.equal(torch.randn(4, generator=make_rng(0, 1, 0)), draws[0, 1, 0])

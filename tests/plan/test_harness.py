@@ -18,7 +18,7 @@ from atlas_wm.models.world_model import WorldModel
 from atlas_wm.plan.harness import SOLVERS, GoalCost, harness_policy
 from atlas_wm.plan.planner import Planner
 from atlas_wm.recipes import demo
-from atlas_wm.rng import stream
+from atlas_wm.rng import make_rng
 from atlas_wm.tasks.base import import_harness
 
 import_harness()
@@ -35,8 +35,8 @@ dino_wm = ModelConfig(
 )
 
 
-def pictures(count, seed=0, side=32):
-    return torch.randint(0, 256, (count, 3, side, side), generator=stream(seed), dtype=torch.uint8)
+def images(count, seed=0, side=32):
+    return torch.randint(0, 256, (count, 3, side, side), generator=make_rng(seed), dtype=torch.uint8)
 
 
 def for_each_candidate(frames, candidates):
@@ -45,7 +45,7 @@ def for_each_candidate(frames, candidates):
 
 
 def make_info(candidates=6, batch=2, side=32):
-    frames, goals = (for_each_candidate(pictures(batch, seed, side), candidates) for seed in (0, 1))
+    frames, goals = (for_each_candidate(images(batch, seed, side), candidates) for seed in (0, 1))
     return {"pixels": frames, "goal": goals}
 
 
@@ -91,7 +91,7 @@ def encoded(demo_model, monkeypatch):
 
 
 def test_costs_are_the_models_distances_of_the_ends_from_the_goal(any_model):
-    info, candidates = make_info(), torch.randn(2, 6, 4, 10, generator=stream(2))
+    info, candidates = make_info(), torch.randn(2, 6, 4, 10, generator=make_rng(2))
     size = any_model.config.encoder.image_size
     frames, goals = (info[key][:, 0, 0].unflatten(-1, (size, -1)) for key in ("pixels", "goal"))
     frames, goals = (f.unflatten(-3, (size, -1)).float().mean((-3, -1)).round().byte() for f in (frames, goals))
@@ -113,7 +113,7 @@ def test_the_protocol_is_kept_and_nobody_asks_for_an_actor(demo_model):
 
 @pytest.mark.parametrize("chunk", [None, 1, 5, 1000])
 def test_gradients_reach_the_candidates_and_not_the_model(any_model, chunk):
-    info, candidates = make_info(), torch.randn(2, 6, 4, 10, generator=stream(2), requires_grad=True)
+    info, candidates = make_info(), torch.randn(2, 6, 4, 10, generator=make_rng(2), requires_grad=True)
     trained = {name for name, p in any_model.named_parameters() if p.requires_grad}
     GoalCost(any_model, chunk).get_cost(info, candidates).sum().backward()
     assert (candidates.grad.abs().amax(dim=-1) > 0).all()  # each block of each candidate
@@ -144,9 +144,9 @@ def test_the_policy_acts_as_our_planner_plans_from_the_same_noise(demo_model, cl
     policy = harness_policy(demo_model, plan)
     policy.set_env(environments(1))
     for number in range(3):
-        frame, goal = (pictures(1, seed, side=64)[0].permute(1, 2, 0).numpy() for seed in (number, 9))
+        frame, goal = (images(1, seed, side=64)[0].permute(1, 2, 0).numpy() for seed in (number, 9))
         ours = Planner(demo_model, plan).plan(frame, goal, seed=number)
-        policy.solver.torch_gen = stream(number)
+        policy.solver.torch_gen = make_rng(number)
         info = {"pixels": frame[None, None], "goal": goal[None, None], "action": np.full((1, 1, 2), np.nan)}
         theirs = [policy.get_action(info)[0] for _ in ours.actions]
         np.testing.assert_allclose(theirs, ours.actions, rtol=0, atol=1e-4)
@@ -165,7 +165,7 @@ def test_the_policy_acts_as_our_planner_plans_from_the_same_noise(demo_model, cl
     ids=[*SOLVERS, "predictive sampling", "lagrangian"],
 )
 def test_every_solver_finds_better_plans_than_to_stand_still(any_model, solver):
-    frames, goals = pictures(2), pictures(2, seed=1)
+    frames, goals = images(2), images(2, seed=1)
     size = any_model.config.encoder.image_size
     frames, goals = frames[..., :size, :size], goals[..., :size, :size]
     plans = solve(solver_for(any_model, solver, count=2), frames, goals)
@@ -176,7 +176,7 @@ def test_every_solver_finds_better_plans_than_to_stand_still(any_model, solver):
 
 @pytest.mark.parametrize("solver", SOLVERS)
 def test_a_solve_encodes_each_frame_once_and_the_next_solve_its_own(demo_model, encoded, solver):
-    frames, goals = pictures(2), pictures(2, seed=1)
+    frames, goals = images(2), images(2, seed=1)
     solver = solver_for(demo_model, solver)
     plans = []
     for seen in (frames[:1], frames[1:], frames[:1]):
@@ -194,9 +194,9 @@ def test_new_frames_and_new_weights_are_noticed(demo_model):
     info["pixels"] = buffer
     with torch.inference_mode():
         costs = [cost.get_cost(info, candidates)]
-        buffer.copy_(for_each_candidate(pictures(2, seed=5), 6))  # written over
+        buffer.copy_(for_each_candidate(images(2, seed=5), 6))  # written over
         costs.append(cost.get_cost(info, candidates))
-        info["goal"] = for_each_candidate(pictures(2, seed=6), 6)  # exchanged
+        info["goal"] = for_each_candidate(images(2, seed=6), 6)  # exchanged
         costs.append(cost.get_cost(info, candidates))
     torch.nn.init.normal_(demo_model.projector.down.bias)  # trained between two solves
     costs.append(cost.get_cost(make_info(), candidates))
@@ -217,7 +217,7 @@ def test_icem_keeps_within_the_bounds_of_the_environment(demo_model):
     """Which are in its units; a normaliser of mean (3, -1) and deviation (0.5, 2) makes others of them."""
     policy = harness_policy(demo_model, PLAN, "icem")
     policy.set_env(environments(1, low=-1.0, high=2.0))
-    plan = solve(policy.solver, pictures(1), pictures(1, seed=1)).reshape(-1, 2)
+    plan = solve(policy.solver, images(1), images(1, seed=1)).reshape(-1, 2)
     actions = policy.process["action"].inverse_transform(plan.numpy())
     assert actions[:, 0].max() == pytest.approx(2.0, abs=0.3)  # standing still would be 3
     assert actions.min() > -1.5 and actions[:, 1].max() <= 2.0
@@ -226,7 +226,7 @@ def test_icem_keeps_within_the_bounds_of_the_environment(demo_model):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"goal": None}, "no 'goal' picture"),
+        ({"goal": None}, "no 'goal' image"),
         ({"pixels": torch.zeros(2, 6, 1, 3, 64, 64)}, "must be uint8"),
         ({"goal": torch.zeros(2, 6, 1, 32, 32, 3, dtype=torch.uint8)}, r"shape \(N, 3, height, width\)"),
     ],

@@ -17,7 +17,7 @@ from atlas_wm.errors import UserError
 from atlas_wm.models.bank import LatentBank
 from atlas_wm.models.world_model import WorldModel
 from atlas_wm.plan.planner import Novelty, Planner
-from atlas_wm.rng import stream
+from atlas_wm.rng import make_rng
 from atlas_wm.runs.model import load_model, save_model
 
 QUICK = PlanConfig(candidates=20, iterations=2, elites=5)
@@ -40,8 +40,8 @@ def copy(run_folder, tmp_path):
 
 
 @pytest.fixture
-def pictures(task, tmp_path):
-    """Flags of `atlas plan`: two pictures of TwoRoom."""
+def images(task, tmp_path):
+    """Flags of `atlas plan`: two images of TwoRoom."""
     for name, state in (("frame", [60, 60]), ("goal", [80, 70])):
         drawn = task.draw(np.array([state], np.float32), 224)[0].permute(1, 2, 0).numpy()
         Image.fromarray(drawn).save(tmp_path / f"{name}.png")
@@ -49,11 +49,11 @@ def pictures(task, tmp_path):
 
 
 def noise(count, seed=0, side=32):
-    return torch.randint(0, 256, (count, 3, side, side), generator=stream(seed), dtype=torch.uint8)
+    return torch.randint(0, 256, (count, 3, side, side), generator=make_rng(seed), dtype=torch.uint8)
 
 
 def cloud(n, m, seed=0):
-    return torch.randn(n, m, generator=stream(seed)) * torch.linspace(0.1, 30, m) + 5
+    return torch.randn(n, m, generator=make_rng(seed)) * torch.linspace(0.1, 30, m) + 5
 
 
 def brute_force(queries, bank, k):
@@ -78,7 +78,7 @@ def test_percentiles_are_those_of_a_search_pair_by_pair(n, k):
 
 def test_training_frames_spread_evenly_from_0_to_100(model, ready):
     """Those not in the bank. One that is has itself for a neighbour, so it counts as a little better known."""
-    other = torch.cat(list(ready.some_frames(2 * BANK_FRAMES)))[BANK_FRAMES:]
+    other = torch.cat(list(ready.sample_frames(2 * BANK_FRAMES)))[BANK_FRAMES:]
     with torch.no_grad():
         ranks = model.bank.percentiles(model.encode(other))
     assert len(ranks) == BANK_FRAMES
@@ -95,15 +95,15 @@ def test_what_is_unlike_training_is_at_100(model, ready):
 
 
 def test_the_bank_holds_different_frames_of_the_training_part(ready, model, tiny_config):
-    frames = torch.cat(list(ready.some_frames()))
+    frames = torch.cat(list(ready.sample_frames()))
     assert frames.shape == (BANK_FRAMES, 3, 32, 32)
-    assert torch.equal(frames[:70], torch.cat(list(ready.some_frames(70))))
+    assert torch.equal(frames[:70], torch.cat(list(ready.sample_frames(70))))
     with torch.no_grad():
         torch.testing.assert_close(model.bank.points[:50], model.encode(frames[:50]))
     everything, held_out = [], held_out_episodes(60, tiny_config.train)
     ready.data.frames, real = lambda e, s, n: everything.append((e, s)) or torch.zeros(1, 1), ready.data.frames
     try:
-        list(ready.some_frames(10**6))
+        list(ready.sample_frames(10**6))
     finally:
         ready.data.frames = real
     episode, start = (np.concatenate(part) for part in zip(*everything, strict=True))
@@ -114,8 +114,8 @@ def test_the_bank_holds_different_frames_of_the_training_part(ready, model, tiny
 
 
 def test_a_plan_tells_how_novel_frame_goal_and_end_are(model, ready):
-    frame, goal = next(ready.some_frames(1)), noise(1)
-    (plan,) = Planner(model, QUICK).plan_batch(frame, goal, [stream(0)])
+    frame, goal = next(ready.sample_frames(1)), noise(1)
+    (plan,) = Planner(model, QUICK).plan_batch(frame, goal, [make_rng(0)])
     with torch.no_grad():
         points = torch.cat([model.encode(frame), model.encode(goal), torch.from_numpy(plan.latents[-1:])])
     assert plan.novelty == Novelty(*model.bank.percentiles(points).tolist())
@@ -123,14 +123,14 @@ def test_a_plan_tells_how_novel_frame_goal_and_end_are(model, ready):
 
 
 def test_a_batch_is_one_query_and_tells_what_single_plans_tell(model, ready, monkeypatch):
-    frames, goals = next(ready.some_frames(6)), torch.cat([next(ready.some_frames(9))[6:], noise(3)])
-    planner, streams = Planner(model, QUICK), lambda: [stream(0, e) for e in range(6)]
-    single = [planner.plan_batch(frames[e : e + 1], goals[e : e + 1], [s])[0] for e, s in enumerate(streams())]
-    assert [p.novelty for p in planner.plan_batch(frames, goals, streams())] == [p.novelty for p in single]
+    frames, goals = next(ready.sample_frames(6)), torch.cat([next(ready.sample_frames(9))[6:], noise(3)])
+    planner, rngs = Planner(model, QUICK), lambda: [make_rng(0, e) for e in range(6)]
+    single = [planner.plan_batch(frames[e : e + 1], goals[e : e + 1], [s])[0] for e, s in enumerate(rngs())]
+    assert [p.novelty for p in planner.plan_batch(frames, goals, rngs())] == [p.novelty for p in single]
     queries, percentiles = [], LatentBank.percentiles
     monkeypatch.setattr(LatentBank, "percentiles", lambda bank, z: queries.append(len(z)) or percentiles(bank, z))
     with torch.inference_mode():
-        together = planner._solve(frames, goals, streams(), torch.zeros(6, QUICK.horizon, 10))  # as on a GPU
+        together = planner._solve(frames, goals, rngs(), torch.zeros(6, QUICK.horizon, 10))  # as on a GPU
     assert queries == [18]
     for a, b in zip(together, single, strict=True):
         assert tuple(a.novelty) == pytest.approx(tuple(b.novelty), abs=150 / BANK_FRAMES)  # a rank may differ
@@ -140,13 +140,13 @@ def test_of_patch_tokens_the_bank_holds_the_mean():
     encoder = EncoderConfig(kind="dinov2", image_size=8, patch_size=4, width=12, heads=3, depth=1)
     model = WorldModel(ModelConfig(encoder, PredictorConfig(kind="patch", depth=1, heads=2, head_dim=4, mlp=16)), 2)
     frames = noise(60, side=8)
-    model.remember(frames.split(25))
+    model.build_bank(frames.split(25))
     assert not model.training and model.bank is not None
     with torch.no_grad():
         tokens = model.encode(frames)  # (60, 4, 12)
     torch.testing.assert_close(model.bank.points, tokens.mean(dim=1))
     assert torch.equal(model.bank.percentiles(tokens), model.bank.percentiles(tokens.mean(dim=1)))
-    (plan,) = Planner(model, QUICK).plan_batch(frames[:1], frames[1:2], [stream(0)])
+    (plan,) = Planner(model, QUICK).plan_batch(frames[:1], frames[1:2], [make_rng(0)])
     assert plan.novelty is not None and 0 <= min(plan.novelty) <= max(plan.novelty) <= 100
 
 
@@ -159,9 +159,9 @@ def test_the_bank_travels_with_the_model_and_goes_with_it(model, demo_model, tmp
     assert load_model(tmp_path).bank is None
 
 
-def test_a_run_without_a_bank_plans_and_says_how_to_make_one(copy, run_folder, pictures, capsys):
+def test_a_run_without_a_bank_plans_and_says_how_to_make_one(copy, run_folder, images, capsys):
     (copy / "bank.safetensors").unlink()
-    plan = ["plan", str(copy), *pictures]
+    plan = ["plan", str(copy), *images]
     main(plan)
     shown = capsys.readouterr()
     assert json.loads(shown.out)["novelty"] is None and f"`atlas bank {copy}`" in shown.err

@@ -13,7 +13,7 @@ from atlas_wm.models.predictors import CausalPredictor
 from atlas_wm.plan.captured import CapturedSearch
 from atlas_wm.plan.offer import fast_rollout
 from atlas_wm.plan.planner import Planner
-from atlas_wm.rng import stream
+from atlas_wm.rng import make_rng
 
 PLAN = PlanConfig(candidates=12, iterations=2, elites=4, horizon=4, execute=2)
 
@@ -82,8 +82,8 @@ def become(model, kind):
     return model
 
 
-def pictures(seed):
-    return torch.randint(0, 256, (1, 3, 32, 32), generator=stream(seed), dtype=torch.uint8)
+def images(seed):
+    return torch.randint(0, 256, (1, 3, 32, 32), generator=make_rng(seed), dtype=torch.uint8)
 
 
 def plan(model, caplog, plain=False):
@@ -91,7 +91,7 @@ def plan(model, caplog, plain=False):
     planner = Planner(model, PLAN, plain=plain)
     caplog.clear()
     with caplog.at_level(logging.INFO):
-        found = [planner.plan_batch(pictures(0), pictures(1), [stream(0)])[0] for _ in range(2)]
+        found = [planner.plan_batch(images(0), images(1), [make_rng(0)])[0] for _ in range(2)]
     return found[0], [record.message for record in caplog.records]
 
 

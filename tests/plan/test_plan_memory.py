@@ -12,13 +12,13 @@ from atlas_wm.models.world_model import WorldModel
 from atlas_wm.plan.captured import CapturedSearch
 from atlas_wm.plan.planner import Planner
 from atlas_wm.recipes import demo, paper
-from atlas_wm.rng import stream
+from atlas_wm.rng import make_rng
 
 PLAN = PlanConfig(candidates=20, iterations=2, elites=5, horizon=3, execute=3)
 
 
-def pictures(count=1, seed=0):
-    return torch.randint(0, 256, (count, 3, 32, 32), generator=stream(seed), dtype=torch.uint8)
+def images(count=1, seed=0):
+    return torch.randint(0, 256, (count, 3, 32, 32), generator=make_rng(seed), dtype=torch.uint8)
 
 
 def limited(function, most, sizes):
@@ -34,11 +34,11 @@ def limited(function, most, sizes):
 
 
 def test_the_plain_search_halves_its_chunks_and_finds_the_same(demo_model, monkeypatch, caplog):
-    expected = Planner(demo_model, PLAN, plain=True).plan_batch(pictures(), pictures(seed=1), [stream(0)])[0]
+    expected = Planner(demo_model, PLAN, plain=True).plan_batch(images(), images(seed=1), [make_rng(0)])[0]
     sizes = []
     monkeypatch.setattr(demo_model, "terminal", limited(demo_model.terminal, 6, sizes))
     with caplog.at_level(logging.INFO):
-        found = Planner(demo_model, PLAN, plain=True).plan_batch(pictures(), pictures(seed=1), [stream(0)])[0]
+        found = Planner(demo_model, PLAN, plain=True).plan_batch(images(), images(seed=1), [make_rng(0)])[0]
     np.testing.assert_allclose(found.actions, expected.actions, atol=1e-5)
     assert sizes == 2 * [5, 5, 5, 5]
     assert [r.message for r in caplog.records] == [
@@ -50,7 +50,7 @@ def test_the_plain_search_halves_its_chunks_and_finds_the_same(demo_model, monke
 def test_one_candidate_that_does_not_fit_is_an_error(demo_model, monkeypatch):
     monkeypatch.setattr(demo_model, "terminal", limited(demo_model.terminal, 0, []))
     with pytest.raises(torch.cuda.OutOfMemoryError):
-        Planner(demo_model, PLAN, plain=True).plan_batch(pictures(), pictures(seed=1), [stream(0)])
+        Planner(demo_model, PLAN, plain=True).plan_batch(images(), images(seed=1), [make_rng(0)])
 
 
 def test_the_captured_search_halves_its_batches(demo_model, monkeypatch, caplog):
@@ -85,6 +85,6 @@ def test_a_predictor_without_a_fast_path_says_so_once(caplog):
     planner = Planner(WorldModel(demo("fast-wm").model, 2), PLAN)
     with caplog.at_level(logging.INFO):
         for _ in range(2):
-            planner.plan_batch(pictures(), pictures(seed=1), [stream(0)])
+            planner.plan_batch(images(), images(seed=1), [make_rng(0)])
     said = "fast path: off (PrefixPredictor has no fast rollout)"
     assert [r.message for r in caplog.records] == [said]

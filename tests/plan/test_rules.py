@@ -14,14 +14,14 @@ from atlas_wm.plan.cem import Solution
 from atlas_wm.plan.harness import harness_policy
 from atlas_wm.plan.planner import Planner
 from atlas_wm.plan.rules import judge, starts
-from atlas_wm.rng import stream
+from atlas_wm.rng import make_rng
 
 TERMINAL = PlanConfig(candidates=20, iterations=2, elites=5, horizon=4, execute=1)
 NEAREST = replace(TERMINAL, rule="nearest")
 
 
-def pictures(count, seed=0):
-    return torch.randint(0, 256, (count, 3, 32, 32), generator=stream(seed), dtype=torch.uint8)
+def images(count, seed=0):
+    return torch.randint(0, 256, (count, 3, 32, 32), generator=make_rng(seed), dtype=torch.uint8)
 
 
 def test_the_end_counts_or_the_nearest_step():
@@ -43,16 +43,16 @@ def test_candidates_are_ranked_by_their_nearest_step(demo_model, monkeypatch, pl
     seen = {}
 
     def capture(cost, start, *_):
-        candidates = torch.randn(1, 6, 4, 10, generator=stream(0))
+        candidates = torch.randn(1, 6, 4, 10, generator=make_rng(0))
         seen.update(start=start, costs=cost(candidates), candidates=candidates)
         return Solution(start + 1, torch.zeros(1), torch.zeros(1, 1))
 
     monkeypatch.setattr(module, "cem", capture)
-    frame, goal = pictures(1), pictures(1, seed=1)
+    frame, goal = images(1), images(1, seed=1)
     planner = Planner(demo_model, NEAREST, plain=plain)
-    (first,) = planner.plan_batch(frame, goal, [stream(0)])
+    (first,) = planner.plan_batch(frame, goal, [make_rng(0)])
     assert first.rest.shape == (3, 10)
-    (second,) = planner.plan_batch(frame, goal, [stream(0)], [first.rest])
+    (second,) = planner.plan_batch(frame, goal, [make_rng(0)], [first.rest])
     assert (seen["start"][0, :3] == 1).all() and not seen["start"][0, 3].any()
     with torch.no_grad():
         path, z_goal = demo_model.rollout(demo_model.encode(frame), seen["candidates"]), demo_model.encode(goal)
@@ -65,14 +65,14 @@ def test_candidates_are_ranked_by_their_nearest_step(demo_model, monkeypatch, pl
 
 def test_what_is_handed_on_belongs_to_the_episode(demo_model):
     """In any company, and the paper's rule does not look at it."""
-    frames, goals = pictures(3), pictures(3, seed=1)
+    frames, goals = images(3), images(3, seed=1)
     for config in (NEAREST, TERMINAL):
         planner = Planner(demo_model, config)
-        rests = [None, *(p.rest for p in planner.plan_batch(frames[:2], goals[:2], [stream(1), stream(2)]))]
-        together = planner.plan_batch(frames, goals, [stream(0, e) for e in range(3)], rests)
-        afresh = planner.plan_batch(frames, goals, [stream(0, e) for e in range(3)])
+        rests = [None, *(p.rest for p in planner.plan_batch(frames[:2], goals[:2], [make_rng(1), make_rng(2)]))]
+        together = planner.plan_batch(frames, goals, [make_rng(0, e) for e in range(3)], rests)
+        afresh = planner.plan_batch(frames, goals, [make_rng(0, e) for e in range(3)])
         for e in range(3):
-            (alone,) = planner.plan_batch(frames[e : e + 1], goals[e : e + 1], [stream(0, e)], rests[e : e + 1])
+            (alone,) = planner.plan_batch(frames[e : e + 1], goals[e : e + 1], [make_rng(0, e)], rests[e : e + 1])
             assert np.array_equal(alone.actions, together[e].actions)
             ignored = config is TERMINAL or rests[e] is None
             assert np.array_equal(together[e].actions, afresh[e].actions) == ignored

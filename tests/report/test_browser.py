@@ -23,7 +23,7 @@ document.querySelector("iframe").onload = (event) => {
   page.getElementById("theme").click();
   document.querySelector("pre").textContent = JSON.stringify({
     width: page.documentElement.scrollWidth,
-    pictures: page.querySelectorAll("figure svg").length,
+    images: page.querySelectorAll("figure svg").length,
     broken: [...page.images].filter((image) => !image.naturalWidth).length,
     themes: [before, event.target.contentWindow.getComputedStyle(page.body).backgroundColor],
   });
@@ -53,6 +53,6 @@ def test_the_page_fits_its_screen_without_complaints(tmp_path):
         assert found, told.stderr[-2000:]
         seen = json.loads(html.unescape(found.group(1)))
         assert seen["width"] <= width
-        assert seen["pictures"] >= 20 and seen["broken"] == 0
+        assert seen["images"] >= 20 and seen["broken"] == 0
         assert len(set(seen["themes"])) == 2  # the switch switches
         assert not [line for line in told.stderr.splitlines() if "CONSOLE" in line]

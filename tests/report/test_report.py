@@ -1,4 +1,4 @@
-"""Tables and pictures from what a run left on disk."""
+"""Tables and images from what a run left on disk."""
 
 import csv
 import json

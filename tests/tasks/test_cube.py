@@ -1,4 +1,4 @@
-"""Cube: a reset puts the simulation and the picture where a row says; a demonstration follows from its seed."""
+"""Cube: a reset puts the simulation and the image where a row says; a demonstration follows from its seed."""
 
 import os
 import subprocess
@@ -218,7 +218,7 @@ def test_rows_look_like_their_stored_frames(needs_renderer, env, episode, states
         assert np.abs(env.render() - frame).max() <= 2  # rounding of positions; an outline off by a step is 100
     with_this_goal = env.render()
     TASK.reset(env, states[ROWS[-1]], states[0])
-    assert np.array_equal(with_this_goal, env.render())  # the target is not in the picture
+    assert np.array_equal(with_this_goal, env.render())  # the target is not in the image
 
 
 @pytest.mark.parametrize(
@@ -242,7 +242,7 @@ def test_the_users_backend_is_respected(fresh_choice):
 def test_a_try_says_why_not():
     rendering.try_renderer.cache_clear()
     assert "nonsense" in rendering.try_renderer("nonsense")
-    assert "no picture" in rendering.try_renderer("egl", timeout=0.01)
+    assert "no image" in rendering.try_renderer("egl", timeout=0.01)
     assert "off" in rendering.try_renderer("disable")
 
 

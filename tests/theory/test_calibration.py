@@ -11,7 +11,7 @@ from atlas_wm.losses import gaussian_cells, relational, wemreg
 from atlas_wm.losses.projections import random_directions
 from atlas_wm.losses.relational import EPSILON_0
 from atlas_wm.models.geometry import Scale
-from atlas_wm.rng import stream
+from atlas_wm.rng import make_rng
 from atlas_wm.theory import covariance_bound, mean_bound
 
 ANGLES = torch.arange(512, dtype=torch.float64) * torch.pi / 512
@@ -72,9 +72,9 @@ def test_the_mean_bound_is_attained_by_a_distant_cloud(d):
 @pytest.mark.parametrize("d", [2, 5])
 def test_fourth_moment_of_the_sphere(d):
     """E (uᵀAu)² = (tr(A)² + 2 ‖A‖_F²) / (d (d + 2))."""
-    a = torch.randn(d, d, generator=stream(0), dtype=torch.float64)
+    a = torch.randn(d, d, generator=make_rng(0), dtype=torch.float64)
     a = a + a.T
-    u = DIRECTIONS.get(d, random_directions(d, 200_000, generator=stream(1)).double())
+    u = DIRECTIONS.get(d, random_directions(d, 200_000, generator=make_rng(1)).double())
     expected = (a.trace() ** 2 + 2 * a.square().sum()) / (d * (d + 2))
     found = (u * (a @ u)).sum(dim=0).square().mean()
     assert found.item() == pytest.approx(expected.item(), rel=1e-12 if d == 2 else 0.02)

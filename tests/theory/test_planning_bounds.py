@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from atlas_wm.diagnose.stability import planning_stability, regret, relational_distortion, selection_margin
 from atlas_wm.losses.relational import EPSILON_0
 from atlas_wm.models.geometry import Scale, knn_novelty
-from atlas_wm.rng import stream
+from atlas_wm.rng import make_rng
 from atlas_wm.theory import order_is_kept, rollout_error_bound, task_regret_bound
 
 UNIT = Scale(torch.tensor([1 + EPSILON_0], dtype=torch.float64), 1.0)  # η = 0, ℓ = 1 + ε₀
@@ -26,7 +26,7 @@ def column(*values):
 
 def world(seed, candidates, distortion, prediction, spread, d=3):
     """Arguments of planning_stability: anchors that are noisy rescaled latents, and noisy predictions."""
-    draw = stream(seed)
+    draw = make_rng(seed)
 
     def noise(*shape):
         return torch.randn(*shape, generator=draw, dtype=torch.float64)
@@ -165,7 +165,7 @@ costs = st.lists(st.floats(-10, 10), min_size=1, max_size=10)
 @given(costs, st.floats(0, 3), st.integers(0, 10**6))
 def test_minima_under_uniform_perturbations(values, epsilon, seed):
     f = torch.tensor(values, dtype=torch.float64)
-    g = f + epsilon * (2 * torch.rand(len(f), generator=stream(seed), dtype=torch.float64) - 1)
+    g = f + epsilon * (2 * torch.rand(len(f), generator=make_rng(seed), dtype=torch.float64) - 1)
     epsilon = (f - g).abs().max()
     assert (f.min() - g.min()).abs() <= epsilon + ROUNDING
     assert regret(f, g.argmin()) <= 2 * epsilon + ROUNDING
@@ -186,7 +186,7 @@ def test_minima_move_by_the_perturbation_and_choices_turn_just_below_twice_it():
 def test_task_regret_is_bounded(drawn, epsilon_anchor):
     arguments = world(*drawn)
     found, cost = planning_stability(*arguments), anchor_costs(arguments)
-    task = cost + epsilon_anchor * (2 * torch.rand(len(cost), generator=stream(drawn[0], 1)) - 1)
+    task = cost + epsilon_anchor * (2 * torch.rand(len(cost), generator=make_rng(drawn[0], 1)) - 1)
     bound = task_regret_bound(found.error.total, (task - cost).abs().max())
     assert regret(task, found.chosen) <= bound + ROUNDING
 
@@ -212,7 +212,7 @@ def rolled(predictor, start, actions, one_step, draw):
 @settings(max_examples=100, deadline=None)
 @given(st.integers(0, 10**6), st.floats(0, 3), st.floats(0, 2), st.integers(1, 8))
 def test_rollout_error_of_a_network_is_bounded(seed, gain, one_step, steps):
-    draw = stream(seed)
+    draw = make_rng(seed)
     first, second, from_action = (
         torch.randn(4, 4, generator=draw, dtype=torch.float64) * gain / 3 for _ in range(3)
     )

@@ -11,12 +11,12 @@ from atlas_wm.diagnose.stability import relational_distortion
 from atlas_wm.losses import normalized_distances, relational
 from atlas_wm.losses.relational import EPSILON_0
 from atlas_wm.models.geometry import Scale, knn_novelty, percentile
-from atlas_wm.rng import stream
+from atlas_wm.rng import make_rng
 from atlas_wm.theory import uniform_distortion_bound
 
 
 def cloud(*shape, seed=0):
-    return torch.randn(*shape, generator=stream(seed), dtype=torch.float64)
+    return torch.randn(*shape, generator=make_rng(seed), dtype=torch.float64)
 
 
 def uneven(*shape, seed=0):

@@ -39,13 +39,13 @@ def short_train(config: RunConfig, data: Path, out: Path, **options) -> Path:
     from atlas_wm.tasks import get_task
     from atlas_wm.train.loop import train
 
-    whole = TrainingSet.some_frames
-    TrainingSet.some_frames = partialmethod(whole, 60)  # a smaller bank
+    whole = TrainingSet.sample_frames
+    TrainingSet.sample_frames = partialmethod(whole, 60)  # a smaller bank
     try:
         given = {"method": "atlas", "recipe": "demo", "device": "cpu"} | options
         return train(config, get_task("tworoom"), data, out, **given)
     finally:
-        TrainingSet.some_frames = whole
+        TrainingSet.sample_frames = whole
 
 
 def same_result(one: Path, other: Path) -> bool:

@@ -19,8 +19,8 @@ from atlas_wm.models.world_model import WorldModel
 from atlas_wm.runs.folder import CHECKPOINTS
 from atlas_wm.train import checkpointer as checkpoint
 from atlas_wm.train.checkpointer import (
+    Checkpointer,
     Damaged,
-    Keeper,
     Saved,
     bytes_needed,
     checkpoints_in,
@@ -174,7 +174,7 @@ def test_a_run_that_does_not_fit_the_disk_is_refused_before_it_starts(dataset_pa
 
 
 def test_the_estimate_covers_what_a_run_holds(dataset_path, tmp_path):
-    config, most = short_config(steps=21, keep_every=7), 0
+    config, most = short_config(steps=21, save_every=7), 0
 
     def look(progress) -> None:
         nonlocal most
@@ -184,7 +184,7 @@ def test_the_estimate_covers_what_a_run_holds(dataset_path, tmp_path):
     short_train(config, dataset_path, tmp_path / "run", on_progress=look)
     model = WorldModel(config.model, 2)
     assert 0 < most < bytes_needed(model, config.train, 21) + checkpoint.ROOM
-    assert bytes_needed(model, TrainConfig(keep_every=1), 100) > bytes_needed(model, TrainConfig(), 100)
+    assert bytes_needed(model, TrainConfig(save_every=1), 100) > bytes_needed(model, TrainConfig(), 100)
 
 
 def test_a_folder_that_may_not_be_written_says_so(dataset_path, tmp_path, monkeypatch):
@@ -212,27 +212,27 @@ def test_a_folder_that_becomes_read_only_keeps_its_state(dataset_path, interrupt
 
 
 def test_a_state_that_is_not_finite_is_never_saved(two, tmp_path):
-    keeper = Keeper(tmp_path, TrainConfig(), None, StopSignals())
+    checkpointer = Checkpointer(tmp_path, TrainConfig(), None, StopSignals())
     broken = saved_at(5)
     broken.tensors["model.w"][3] = float("inf")
     with pytest.raises(UserError, match=r"model\.w is not finite after step 5"):
-        keeper._save(broken)
+        checkpointer._save(broken)
     assert list(tmp_path.iterdir()) == []
 
 
 def test_by_default_checkpoints_take_a_hundredth_of_the_time(tmp_path, monkeypatch):
     now = [0.0]
     monkeypatch.setattr(checkpoint.time, "monotonic", lambda: now[0])
-    keeper = Keeper(tmp_path, TrainConfig(), None, StopSignals())
+    checkpointer = Checkpointer(tmp_path, TrainConfig(), None, StopSignals())
     now[0] = 59.0
-    assert not keeper._is_due(1)
+    assert not checkpointer._is_due(1)
     now[0] = 60.0
-    assert keeper._is_due(2)
-    keeper.mark, keeper.cost = 60.0, 3.0
+    assert checkpointer._is_due(2)
+    checkpointer.mark, checkpointer.cost = 60.0, 3.0
     now[0] = 359.0
-    assert not keeper._is_due(3)
+    assert not checkpointer._is_due(3)
     now[0] = 360.0
-    assert keeper._is_due(4)
+    assert checkpointer._is_due(4)
 
 
 def test_of_several_processes_the_first_writes_and_all_stop_at_the_same_step(tmp_path):
@@ -243,19 +243,19 @@ def test_of_several_processes_the_first_writes_and_all_stop_at_the_same_step(tmp
     stop = StopSignals()
     settings = TrainConfig(log_every=5, checkpoint_every=1000)
     main, other = (
-        Keeper(tmp_path, settings, saved_at(0), stop, rank=rank, agree=lambda n: asked.append(n) or 15)
+        Checkpointer(tmp_path, settings, saved_at(0), stop, rank=rank, agree=lambda n: asked.append(n) or 15)
         for rank in (0, 1)
     )
-    for keeper in (other, main):
-        keeper.after(4, 100, model, optimizer, lambda: torch.empty(0, 1), None)
+    for checkpointer in (other, main):
+        checkpointer.after(4, 100, model, optimizer, lambda: torch.empty(0, 1), None)
         with pytest.raises(Interrupted, match="SIGTERM after step 5 of 100"):
-            keeper.after(5, 100, model, optimizer, lambda: torch.empty(0, 1), None)
-        assert bool(checkpoints_in(tmp_path)) == (keeper is main)
+            checkpointer.after(5, 100, model, optimizer, lambda: torch.empty(0, 1), None)
+        assert bool(checkpoints_in(tmp_path)) == (checkpointer is main)
     assert asked == [0, 0]
     saved = read_saved(checkpoints_in(tmp_path)[0])
     draws = []
     for rank in (0, 1, 2):
-        Keeper(tmp_path, settings, saved, stop, rank=rank).restore_random(torch.device("cpu"))
+        Checkpointer(tmp_path, settings, saved, stop, rank=rank).restore_random(torch.device("cpu"))
         draws.append(float(torch.rand(())))
     torch.set_rng_state(saved.tensors["random.cpu"])
     assert draws[0] == float(torch.rand(())) and len(set(draws)) == 3

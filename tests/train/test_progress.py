@@ -17,7 +17,7 @@ from atlas_wm.losses import ClipLatents, Progress, objective
 from atlas_wm.models.world_model import WorldModel
 from atlas_wm.plan.captured import captured
 from atlas_wm.recipes import demo
-from atlas_wm.rng import stream
+from atlas_wm.rng import make_rng
 from atlas_wm.train.step import WARM_UP, CapturedStep, PlainStep, make_step
 
 TERMS = "terms_of_the_test"
@@ -59,7 +59,7 @@ class Graph:
 
 @pytest.fixture
 def graphs(monkeypatch):
-    """A stand-in for CUDA's streams and graphs; what ``torch.cuda.graph`` was asked for."""
+    """A stand-in for CUDA's rngs and graphs; what ``torch.cuda.graph`` was asked for."""
     asked = []
 
     def graph(graph, **options):
@@ -76,7 +76,7 @@ def graphs(monkeypatch):
 
 def updates(step, count):
     for i, batch in enumerate(clips(count)):
-        yield step(batch, stream(3, i), 1e-4)
+        yield step(batch, make_rng(3, i), 1e-4)
 
 
 @pytest.mark.parametrize("kind", ["plain", "captured"])
@@ -131,7 +131,7 @@ def test_a_run_that_goes_on_counts_on(dataset_path, tmp_path, terms):
 
 
 def test_who_does_not_ask_is_not_told(terms):
-    z = torch.randn(6, 4, 5, generator=stream(0))
+    z = torch.randn(6, 4, 5, generator=make_rng(0))
     latents = ClipLatents(z, z, z[:, 1:], torch.zeros(6, 3, 2))
     config = ObjectiveConfig(extra={f"{TERMS}:alone": 1.0})
     value = objective(latents, config, progress=Progress.at(1, 2)).terms[f"{TERMS}:alone"]
@@ -141,7 +141,7 @@ def test_who_does_not_ask_is_not_told(terms):
 
 
 def test_a_compiled_step_calls_terms_of_ones_own_as_they_are(terms):
-    z = torch.randn(6, 4, 5, generator=stream(0))
+    z = torch.randn(6, 4, 5, generator=make_rng(0))
     latents = ClipLatents(z, z, z[:, 1:], torch.zeros(6, 3, 2))
     config, progress = ObjectiveConfig(extra={f"{TERMS}:part": 1.0}), Progress.at(0, 10)
     compiled = torch.compile(lambda: objective(latents, config, None, progress).terms, backend="eager")

@@ -131,7 +131,7 @@ def test_the_finished_folder_is_small(undisturbed):
 
 
 def test_weights_are_kept_where_asked_for(dataset_path, tmp_path):
-    run = short_train(short_config(steps=12, keep_every=4), dataset_path, tmp_path / "run")
+    run = short_train(short_config(steps=12, save_every=4), dataset_path, tmp_path / "run")
     assert {p.name for p in (run / "weights").glob("step-*.safetensors")} == {
         "step-00000004.safetensors",
         "step-00000008.safetensors",
@@ -203,7 +203,7 @@ def test_two_processes_do_not_train_into_one_folder(dataset_path, tmp_path):
 
 def test_restoring_keeps_the_rate_a_captured_step_fills(dataset_path, tmp_path):
     """Its graph reads the learning rate from one tensor; loading the optimiser must not replace it."""
-    from atlas_wm.train.checkpointer import Keeper
+    from atlas_wm.train.checkpointer import Checkpointer
     from atlas_wm.train.monitors import StopSignals
     from atlas_wm.train.step import adamw
 
@@ -213,7 +213,7 @@ def test_restoring_keeps_the_rate_a_captured_step_fills(dataset_path, tmp_path):
     model = WorldModel(config.model, 2)
     rate = torch.tensor(1.0)
     optimizer = adamw(model, config.train, lr=rate, capturable=True)
-    Keeper(staging, config.train, saved, StopSignals()).restore(model, optimizer)
+    Checkpointer(staging, config.train, saved, StopSignals()).restore(model, optimizer)
     assert optimizer.param_groups[0]["lr"] is rate
     first = next(model.parameters())
     assert optimizer.state[first]["step"] == saved.step

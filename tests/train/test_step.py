@@ -15,13 +15,13 @@ from atlas_wm.losses.objective import ClipLatents
 from atlas_wm.losses.projections import random_directions
 from atlas_wm.models.world_model import WorldModel
 from atlas_wm.recipes import demo, paper
-from atlas_wm.rng import stream
+from atlas_wm.rng import make_rng
 from atlas_wm.train import step as step_module
 from atlas_wm.train.step import STEPS_WORTH_COMPILING, WARM_UP, CapturedStep, PlainStep, make_step
 
 
 def clips(count):
-    draw = stream(1)
+    draw = make_rng(1)
     for _ in range(count):
         frames = torch.randint(0, 256, (8, 4, 3, 32, 32), dtype=torch.uint8, generator=draw)
         yield Batch(frames, torch.randn(8, 3, 10, generator=draw))
@@ -47,7 +47,7 @@ def updates(make_step, method, steps):
     model = WorldModel(config.model, 2).train()
     step = make_step(model, config)
     torch.manual_seed(5)  # dropout
-    found = [step(batch, stream(3, i), 1e-4 * i) for i, batch in enumerate(clips(steps), start=1)]
+    found = [step(batch, make_rng(3, i), 1e-4 * i) for i, batch in enumerate(clips(steps), start=1)]
     return [[float(u.losses.total), *map(float, u.losses.terms.values()), float(u.norm)] for u in found]
 
 
@@ -133,13 +133,13 @@ def test_a_failing_loss_term_of_ones_own_is_told_as_in_the_plain_step(no_cuda):
     config = replace(config, objective=replace(config.objective, extra={"math:sqrt": 1.0}))
     step = CapturedStep(WorldModel(config.model, 2), config, torch.device("cpu"), compiled=False)
     with pytest.raises(Exception, match="loss term math:sqrt failed"):
-        step(next(clips(1)), stream(0), 1e-4)
+        step(next(clips(1)), make_rng(0), 1e-4)
 
 
 def test_directions_drawn_beforehand_are_those_the_losses_draw():
-    z, draw = torch.randn(16, 4, 32, generator=stream(0)), torch.randn(16, 3, 32, generator=stream(1))
+    z, draw = torch.randn(16, 4, 32, generator=make_rng(0)), torch.randn(16, 3, 32, generator=make_rng(1))
     latents = ClipLatents(z, z, draw, draw[..., :10])
     for method in ("atlas", "lewm"):
         config = demo(method).objective
-        drawn = random_directions(32, config.directions, generator=stream(2))
-        assert torch.equal(objective(latents, config, stream(2)).total, objective(latents, config, drawn).total)
+        drawn = random_directions(32, config.directions, generator=make_rng(2))
+        assert torch.equal(objective(latents, config, make_rng(2)).total, objective(latents, config, drawn).total)

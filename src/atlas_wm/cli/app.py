@@ -71,11 +71,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def run_command(arguments: list[str]) -> None:
-    from atlas_wm.parallel.launch import place
+    from atlas_wm.parallel.launch import process_info
 
-    if place().size > 1 and arguments[:1] not in (["train"], ["eval"], ["diagnose"]):
+    if process_info().size > 1 and arguments[:1] not in (["train"], ["eval"], ["diagnose"]):
         raise UserError("only train, eval and diagnose run in several processes: start one, without torchrun")
-    if place().rank:  # of several processes one speaks; errors are said by the one that has them
+    if process_info().rank:  # of several processes one speaks; errors are said by the one that has them
         sys.stdout = open(os.devnull, "w")  # noqa: SIM115
         logging.getLogger("atlas_wm").setLevel(logging.ERROR)
     elif logging.lastResort is not None:

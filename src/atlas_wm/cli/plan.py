@@ -70,15 +70,15 @@ def plan(
     device: str = "auto",
     search: Annotated[PlanFlags, arg(name="")] = THE_RUNS_OWN,
 ) -> None:
-    """Plan from one picture to another; prints the actions as JSON, in the environment's units.
+    """Plan from one image to another; prints the actions as JSON, in the environment's units.
 
     With them come the costs; how novel the frame, the goal and the imagined end are beside training frames: 50 is
     usual, 100 is unlike any of them; the seconds it took, and the most memory in bytes.
 
     Args:
         run: Run folder.
-        frame: Picture of the current state.
-        goal: Picture of the goal.
+        frame: Image of the current state.
+        goal: Image of the goal.
         seed: Seed of the search.
         device: auto, cpu, cuda, cuda:N or mps.
         search: How to search.

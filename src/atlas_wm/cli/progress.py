@@ -20,10 +20,10 @@ class Bar:
     """``with Bar("train atlas", "steps") as bar: bar.update(done, total, "loss 0.1")``"""
 
     def __init__(self, title: str, unit: str):
-        from atlas_wm.parallel.launch import place
+        from atlas_wm.parallel.launch import process_info
 
         self.title, self.unit = title, unit
-        self._console = Console(stderr=True, quiet=place().rank > 0)  # one of several processes speaks
+        self._console = Console(stderr=True, quiet=process_info().rank > 0)  # one of several processes speaks
         self._started = self._line = time.monotonic()
         self._bar: Progress | None = None
         if self._console.is_terminal:

@@ -15,7 +15,7 @@ from torch import Tensor
 from atlas_wm.config import RunInfo
 from atlas_wm.convert.dinov2 import read_tensors
 from atlas_wm.convert.lewm_config import CHECKPOINT, SETTINGS, hydra_config, obstacle, sizes, some
-from atlas_wm.data.states import keep_states
+from atlas_wm.data.states import save_states
 from atlas_wm.data.training_set import open_training_set
 from atlas_wm.errors import UserError
 from atlas_wm.methods import get_method
@@ -109,9 +109,9 @@ def import_lewm(path: Path, task: Task, data_path: str | Path, out: Path, *, ove
             device="cpu",
             versions=versions(),
         )
-        model.remember(ready.some_frames())
+        model.build_bank(ready.sample_frames())
         save_model(model, folder)
-        keep_states(folder, ready.data, model.run)
+        save_states(folder, ready.data, model.run)
         write_card(folder)
     return out
 

@@ -11,8 +11,8 @@ from torch import Tensor
 
 from atlas_wm.config import ModelConfig, TrainConfig
 from atlas_wm.data.dataset import EpisodeData
-from atlas_wm.data.resident import ResidentFrames
-from atlas_wm.data.tokens import TokenFile
+from atlas_wm.data.frame_cache import FrameCache
+from atlas_wm.data.token_cache import TokenCache
 from atlas_wm.errors import UserError
 from atlas_wm.normalizer import Bounds, Normalizer
 
@@ -102,7 +102,7 @@ class ClipDataset(torch.utils.data.Dataset[Batch]):
         clips: ClipIndex,
         normalizer: Normalizer,
         config: ModelConfig,
-        kept: TokenFile | ResidentFrames | None = None,
+        kept: TokenCache | FrameCache | None = None,
     ):
         """``kept``: where frames, or what a frozen encoder made of them, are instead of in the data."""
         self.data, self.clips, self.normalizer, self.config, self.kept = data, clips, normalizer, config, kept

@@ -268,7 +268,7 @@ def _open(path: Path, frameskip: int, columns: list[str] | None = None) -> Any:
     if found is None:
         raise UserError(
             f"{path} is no stable-worldmodel dataset: neither a .lance folder, nor an .h5 file, nor a folder with "
-            f"ep_len.npz and videos or pictures"
+            f"ep_len.npz and videos or images"
         )
     if found.name == "hdf5":
         _check_hdf5(path)

@@ -9,6 +9,7 @@ from torch.utils.data import DataLoader, Dataset, Sampler
 from atlas_wm.data.clips import Batch, ClipDataset
 from atlas_wm.errors import UserError
 from atlas_wm.parallel.processes import alone, shard, world_size
+from atlas_wm.rng import TrainRng
 
 
 class EpochBatches(Sampler[list[int]]):
@@ -41,7 +42,7 @@ class EpochBatches(Sampler[list[int]]):
         for step in range(self.first, self.steps):
             epoch, place = divmod(step, self.steps_per_epoch)
             if place == 0 or step == self.first:
-                order = np.random.default_rng([self.seed, 1, epoch]).permutation(self.clips)
+                order = np.random.default_rng([self.seed, TrainRng.SHUFFLE, epoch]).permutation(self.clips)
             yield shard(order[place * self.batch : (place + 1) * self.batch].tolist())
 
     def of_step(self, step: int) -> list[int]:

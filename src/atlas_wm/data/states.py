@@ -71,7 +71,7 @@ def training_rows(data: EpisodeData, info: RunInfo) -> np.ndarray:
     return np.flatnonzero(~np.repeat(held_out_episodes(len(data.lengths), info.config.train), data.lengths))
 
 
-def keep_states(run: Path, data: EpisodeData, info: RunInfo) -> None:
+def save_states(run: Path, data: EpisodeData, info: RunInfo) -> None:
     """Into the run folder. Data without the columns can be trained on all the same."""
     try:
         TrainingStates.of(data, info).write(run)

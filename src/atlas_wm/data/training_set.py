@@ -25,7 +25,7 @@ class TrainingSet:
     normalizer: Normalizer  # fitted on the training part
     info: DataInfo
 
-    def some_frames(self, count: int = BANK_FRAMES) -> Iterator[Tensor]:
+    def sample_frames(self, count: int = BANK_FRAMES) -> Iterator[Tensor]:
         """Different frames of training clips, drawn at random but always the same: batches (n, 3, S, S) uint8."""
         data, clips = self.data, self.training
         shown = np.zeros(self.info.rows, dtype=bool)

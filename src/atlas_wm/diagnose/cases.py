@@ -13,8 +13,8 @@ import torch
 from atlas_wm.diagnose.evaluated import Evaluated, find_evaluated
 from atlas_wm.diagnose.subject import Subject
 from atlas_wm.errors import UserError
+from atlas_wm.evaluate.env_batch import FILM_EVERY, EnvBatch
 from atlas_wm.evaluate.rollout import planning_policy, run_episodes
-from atlas_wm.evaluate.stage import FILM_EVERY, Stage
 from atlas_wm.plan.planner import Planner, dtype_of
 from atlas_wm.runs.results import film_steps
 
@@ -40,14 +40,14 @@ def choose_rows(runs: Sequence[Path], offset: int, data: str, count: int = 4) ->
 
 
 def cases(subject: Subject, evaluation: Evaluated, rows: Sequence[int], offset: int) -> dict[str, Any]:
-    """The chosen episodes again, with the evaluation's planner and random streams, filmed."""
+    """The chosen episodes again, with the evaluation's planner and random rngs, filmed."""
     known = {e.row: e for e in evaluation.episodes}
     planner = Planner(subject.model, evaluation.plan, plain=evaluation.plain, dtype=dtype_of(evaluation.precision))
-    stage = Stage(subject.data.task, subject.data.image_size)
+    envs = EnvBatch(subject.data.task, subject.data.image_size)
     try:
         with _one_thread():
             records, films = run_episodes(
-                [stage],
+                [envs],
                 subject.data,
                 planning_policy(planner, evaluation.seed),
                 rows,
@@ -56,7 +56,7 @@ def cases(subject: Subject, evaluation: Evaluated, rows: Sequence[int], offset: 
                 films=set(rows),
             )
     finally:
-        stage.close()
+        envs.close()
     episodes = [
         {
             "row": record.row,

@@ -8,13 +8,14 @@ from scipy.stats import rankdata
 
 from atlas_wm.diagnose.subject import Subject
 from atlas_wm.models.geometry import knn_novelty, percentile
+from atlas_wm.rng import DiagnoseRng
 
 POINTS, NEIGHBOURS = 2000, 50
 
 
 def geometry(subject: Subject, seed: int) -> dict[str, Any]:
     """Rows drawn from the whole dataset; novelty is that of the true state among the bank's, without any model."""
-    rows = np.random.default_rng([seed, 2]).choice(
+    rows = np.random.default_rng([seed, DiagnoseRng.MAP]).choice(
         len(subject.data.states), min(POINTS, len(subject.data.states)), replace=False
     )
     z = subject.look(subject.rows_frames(rows)).z.double()

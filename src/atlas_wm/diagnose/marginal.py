@@ -10,7 +10,7 @@ from torch import Tensor
 from atlas_wm.diagnose.subject import Subject
 from atlas_wm.losses.projections import random_directions
 from atlas_wm.models.geometry import effective_rank
-from atlas_wm.rng import stream
+from atlas_wm.rng import make_rng
 
 EPISODES, STEPS, EVERY = 100, 50, 5  # of uniformly random actions: 1,000 frames
 DIRECTIONS = 512
@@ -24,20 +24,20 @@ def marginal(subject: Subject, seed: int) -> dict[str, Any]:
 def statistics(z: Tensor) -> dict[str, Any]:
     """z: (n, d) float64"""
     count, d = z.shape
-    directions = random_directions(d, DIRECTIONS, generator=stream(0)).double()
+    directions = random_directions(d, DIRECTIONS, generator=make_rng(0)).double()
     centred = z - z.mean(dim=0)
     covariance = centred.T @ centred / count
     values, vectors = torch.linalg.eigh(covariance)
     kept = values > values[-1] * 1e-9
     white = centred @ vectors[:, kept] / values[kept].sqrt() if bool(kept.any()) and values[-1] > 0 else centred
-    gaussian = torch.randn(count, d, generator=stream(1), dtype=torch.float64)
+    gaussian = torch.randn(count, d, generator=make_rng(1), dtype=torch.float64)
     return {
         "frames": count,
         "mean_norm": float(z.mean(dim=0).norm()),
         "covariance_error": float((covariance - torch.eye(d)).norm() / d**0.5),
         "cvm": median_cvm(z @ directions),
         "cvm_whitened": median_cvm(
-            white @ random_directions(white.shape[1], DIRECTIONS, generator=stream(0)).double()
+            white @ random_directions(white.shape[1], DIRECTIONS, generator=make_rng(0)).double()
         ),
         "cvm_null": median_cvm(gaussian @ directions),
         "effective_rank": effective_rank(values),

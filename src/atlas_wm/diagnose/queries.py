@@ -20,6 +20,7 @@ from atlas_wm.errors import UserError
 from atlas_wm.evaluate.protocol import Protocol, draw_starts
 from atlas_wm.normalizer import Normalizer
 from atlas_wm.parallel.processes import from_main, is_main, share_out
+from atlas_wm.rng import DiagnoseRng
 from atlas_wm.runs.files import write_atomically
 from atlas_wm.tasks import task_id
 
@@ -108,7 +109,7 @@ def candidate_actions(data: EpisodeData, rows: np.ndarray, settings: QuerySettin
     The others are half noise, as the planner's first candidates (independent Gaussian actions with the mean and
     deviation of the data), half stretches of other demonstrations, which go somewhere.
     """
-    rng = np.random.default_rng([settings.seed, 1])
+    rng = np.random.default_rng([settings.seed, DiagnoseRng.QUERIES])
     steps = settings.horizon * data.frameskip
     real = np.nan_to_num(data.actions)
     starts = draw_starts(data, Protocol(steps, episodes=min(10_000, _valid(data, steps))), settings.seed + 1)

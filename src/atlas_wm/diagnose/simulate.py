@@ -68,12 +68,12 @@ class Simulator:
             self._wandered[key] = np.concatenate(list(self._each("wander", task, jobs)))
         return self._wandered[key]
 
-    def pictures(self, task: Task, states: np.ndarray, size: int) -> Tensor:
+    def images(self, task: Task, states: np.ndarray, size: int) -> Tensor:
         """(n, s) states → (n, 3, size, size) uint8"""
         if type(task).draw is not Task.draw:
             return task.draw(states, size)
         jobs = [(states[i : i + STATES_A_JOB], size) for i in range(0, len(states), STATES_A_JOB)]
-        return torch.from_numpy(np.concatenate(list(self._each("pictures", task, jobs))))
+        return torch.from_numpy(np.concatenate(list(self._each("images", task, jobs))))
 
 
 class Environments:
@@ -124,7 +124,7 @@ def _wander(task: Task, env: Any, steps: int, every: int, seed: list[int]) -> np
     return np.stack(states)
 
 
-def _pictures(task: Task, env: Any, states: np.ndarray, size: int) -> np.ndarray:
+def _images(task: Task, env: Any, states: np.ndarray, size: int) -> np.ndarray:
     frames = []
     for state in states:
         task.reset(env, state, state)
@@ -132,4 +132,4 @@ def _pictures(task: Task, env: Any, states: np.ndarray, size: int) -> np.ndarray
     return np.stack(frames)
 
 
-JOBS: dict[str, Callable[..., np.ndarray]] = {"futures": _futures, "wander": _wander, "pictures": _pictures}
+JOBS: dict[str, Callable[..., np.ndarray]] = {"futures": _futures, "wander": _wander, "images": _images}

@@ -94,7 +94,7 @@ class Subject:
 
     def states_frames(self, states: np.ndarray) -> Tensor:
         """(n, s) states → (n, 3, S, S) uint8, as the environment shows them"""
-        return self.simulator.pictures(self.data.task, states, self.data.image_size)
+        return self.simulator.images(self.data.task, states, self.data.image_size)
 
     @torch.inference_mode()
     def look(self, frames: Tensor, blocks: Sequence[int] = ()) -> Features:

@@ -1,16 +1,16 @@
-"""Stages in processes of their own: many environments work while one planner plans for all of them."""
+"""Environments in processes of their own: many environments work while one planner plans for all of them."""
 
 from functools import cached_property
 from typing import Any
 
 from atlas_wm.errors import UserError
-from atlas_wm.evaluate.stage import Ending, Seen, Stage
+from atlas_wm.evaluate.env_batch import EnvBatch, EpisodeEnd, Observations
 from atlas_wm.parallel.workers import Died, Helper, end
 from atlas_wm.tasks import get_task
 
 
-class StageProcesses:
-    """Several stages, each in its process, used like one: episode k is on stage k modulo their number.
+class EnvPool:
+    """Several env batches, each in its own process, used like one: batch k modulo their number runs episode k.
 
     A process that dies is replaced. The episodes on it are lost: they end with an error, and somebody may try
     them again, each alone.
@@ -19,10 +19,10 @@ class StageProcesses:
     def __init__(self, task: str, image_size: int, count: int, timeout: float = 0.0):
         self._made_of = task, image_size, timeout
         self._processes = [self._start() for _ in range(count)]
-        self._asked: list[list[int]] = [[] for _ in range(count)]  # episodes whose stage has not answered yet
+        self._asked: list[list[int]] = [[] for _ in range(count)]  # episodes whose process has not answered yet
 
     def _start(self) -> Helper:
-        process = Helper(_make_stage, *self._made_of)
+        process = Helper(_make_env_batch, *self._made_of)
         process.ask("open")  # at once: importing takes seconds, in which the planner can be set up
         return process
 
@@ -50,14 +50,14 @@ class StageProcesses:
             self._asked[i] = list(mine)
             process.ask(what, mine, *arguments)
 
-    def answer(self) -> Seen:
+    def answer(self) -> Observations:
         """Waits for all of them. The order is that of the numbers, whatever the number of processes."""
-        seen: Seen = {}
+        seen: Observations = {}
         for i, process in enumerate(self._processes):
             try:
                 seen |= process.answer()
             except Died as died:
-                seen |= {number: Ending.of_error(str(died), lost=True) for number in self._asked[i]}
+                seen |= {number: EpisodeEnd.of_error(str(died), lost=True) for number in self._asked[i]}
                 self._processes[i] = self._start()
                 self._opened(self._processes[i])
         return dict(sorted(seen.items()))
@@ -66,5 +66,5 @@ class StageProcesses:
         end(self._processes)
 
 
-def _make_stage(task: str, image_size: int, timeout: float) -> Stage:
-    return Stage(get_task(task), image_size, timeout)
+def _make_env_batch(task: str, image_size: int, timeout: float) -> EnvBatch:
+    return EnvBatch(get_task(task), image_size, timeout)

@@ -17,10 +17,10 @@ from atlas_wm.config import PlanConfig, RunInfo
 from atlas_wm.data.dataset import EpisodeData
 from atlas_wm.data.render_check import check_rendering
 from atlas_wm.errors import UserError
-from atlas_wm.evaluate.env_pool import StageProcesses
+from atlas_wm.evaluate.env_batch import FILM_EVERY, EnvBatch, EpisodeEnd
+from atlas_wm.evaluate.env_pool import EnvPool
 from atlas_wm.evaluate.novelty import Draws, draw_and_label
 from atlas_wm.evaluate.rollout import planning_policy, random_policy, record_of, replay_policy, run_episodes
-from atlas_wm.evaluate.stage import FILM_EVERY, Ending, Stage
 from atlas_wm.evaluate.statistics import summarise
 from atlas_wm.parallel.devices import peak_memory, pick_device
 from atlas_wm.parallel.launch import own_cores, processes
@@ -86,18 +86,18 @@ class JobResult:
 
 
 class Worker:
-    """One process's model and data, and the stages it plans for: a stage of its own, or others in processes."""
+    """One process's model and data, and the environments it plans for: its own, or those of an env pool."""
 
-    def __init__(self, setup: Setup, stage_processes: int = 0):
+    def __init__(self, setup: Setup, env_pool: int = 0):
         info, _ = read_run(setup.run)
         task, size = get_task(setup.task), info.config.model.encoder.image_size
         # Two groups, so that one acts while the other is planned for. They are the same for any number of processes
         # from 2: on a GPU the rounding of a plan depends on its company.
-        groups = [(stage_processes + 1) // 2, stage_processes // 2]
-        self.stages: list[Stage | StageProcesses] = (
-            [StageProcesses(setup.task, size, count, setup.timeout) for count in groups if count]
-            if stage_processes
-            else [Stage(task, size, setup.timeout)]
+        groups = [(env_pool + 1) // 2, env_pool // 2]
+        self.env_batches: list[EnvBatch | EnvPool] = (
+            [EnvPool(setup.task, size, count, setup.timeout) for count in groups if count]
+            if env_pool
+            else [EnvBatch(task, size, setup.timeout)]
         )
         self.data = EpisodeData(setup.data, task, size, info.config.model.frameskip)
         model = load_model(setup.run, setup.device)
@@ -109,11 +109,11 @@ class Worker:
         if plans:
             policy = planning_policy(self.planner, job.seed)
         elif job.policy == "random":
-            policy = random_policy(self.stages[0].open(), job.seed)
+            policy = random_policy(self.env_batches[0].open(), job.seed)
         else:
             policy, budget = replay_policy(self.data), min(protocol.offset, budget)
         records, films = run_episodes(
-            self.stages, self.data, policy, job.rows, protocol.offset, budget, look=plans, films=job.films
+            self.env_batches, self.data, policy, job.rows, protocol.offset, budget, render=plans, films=job.films
         )
         seconds, planning = time.perf_counter() - started, self.planner.seconds - planned
         result = JobResult(job, records, films, seconds, planning, peak_memory(self.planner.device))
@@ -123,8 +123,8 @@ class Worker:
         return replace(result, plain=plain, precision="float32" if plain else PRECISIONS[self.planner.dtype])
 
     def close(self) -> None:
-        for stage in self.stages:
-            stage.close()
+        for envs in self.env_batches:
+            envs.close()
 
 
 def run_in_workers(
@@ -143,12 +143,12 @@ def run_in_workers(
             elif len(job.rows) > 1:
                 requests.extend(("run", replace(job, rows=(row,))) for row in job.rows)
             else:
-                ending = Ending.of_error(str(answer), lost=True)
+                ending = EpisodeEnd.of_error(str(answer), lost=True)
                 record = record_of(data, job.rows[0], job.protocol.offset, ending, plans=0)
                 yield JobResult(job, [record], {}, 0.0, 0.0, 0)
 
 
-def run_beside_stages(
+def run_beside_envs(
     setup: Setup, data: EpisodeData, jobs: list[Job], workers: int
 ) -> Generator[JobResult, None, None]:
     """This process plans, worker processes hold the environments."""
@@ -172,7 +172,7 @@ def evaluate(
     device: str = "auto",
     plain: bool = False,
     precision: str = "auto",
-    stages: Literal["auto", "local", "remote"] = "auto",
+    environments: Literal["auto", "local", "remote"] = "auto",
     on_progress: Callable[[int, int, float], None] = lambda done, total, success: None,
 ) -> list[EvaluationResult]:
     """Run every condition and write ``evaluation/<condition>-<digest>.json`` (and films as .npz) into the run
@@ -180,7 +180,7 @@ def evaluate(
 
     ``task``: the one to evaluate on, if it is not the one that the run was trained on. ``random_floor``: also run
     uniformly random actions. ``replay_ceiling``: also run the actions of the demonstrations.
-    ``films`` episodes of the first seed are filmed. ``on_progress(done, total, success so far)``. ``stages``:
+    ``films`` episodes of the first seed are filmed. ``on_progress(done, total, success so far)``. ``environments``:
     ``workers`` processes that plan and act (local: on a CPU), or that act beside this one, which plans (remote:
     on a GPU). ``timeout``: seconds an environment may take to begin an episode, or for the steps of one plan; an
     episode that takes longer, raises, or ends its process is recorded as an error and counts as not successful.
@@ -214,10 +214,10 @@ def evaluate(
     jobs = _jobs(data, draws, policies, films, EPISODES_PER_JOB[where.type])
 
     place = writable_folder(run, FOLDER) if is_main() else run  # said before the work begins
-    remote = stages == "remote" or (stages == "auto" and where.type != "cpu")
-    most = min(data.task.most_stages, max(len(j.rows) for j in jobs)) if remote else len(jobs)
+    remote = environments == "remote" or (environments == "auto" and where.type != "cpu")
+    most = min(data.task.max_env_processes, max(len(j.rows) for j in jobs)) if remote else len(jobs)
     workers = max(1, min(workers or own_cores(), most))
-    results = _run(setup, data, jobs, run_beside_stages if remote else run_in_workers, workers, on_progress)
+    results = _run(setup, data, jobs, run_beside_envs if remote else run_in_workers, workers, on_progress)
 
     work: dict[str, Any] = {"workers": workers, "processes": world_size()}
     work["stages"] = "remote" if remote else "local"

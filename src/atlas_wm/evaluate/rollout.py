@@ -8,26 +8,26 @@ import numpy as np
 import torch
 
 from atlas_wm.data.dataset import EpisodeData
-from atlas_wm.evaluate.env_pool import StageProcesses
-from atlas_wm.evaluate.stage import Ending, Stage, Start
+from atlas_wm.evaluate.env_batch import EnvBatch, EpisodeEnd, EpisodeStart
+from atlas_wm.evaluate.env_pool import EnvPool
 from atlas_wm.plan.planner import Planner
-from atlas_wm.rng import stream
+from atlas_wm.rng import make_rng
 from atlas_wm.runs.results import EpisodeRecord
 
 
 @dataclass
 class Episode:
-    """One episode as a policy sees it. The pictures, (3, S, S) uint8, are there if the policy looks."""
+    """One episode as a policy sees it. The images, (3, S, S) uint8, are there if the policy needs them."""
 
     row: int
     frame: Any = None
     goal: Any = None
     plans: int = 0
     rest: np.ndarray | None = None  # what the last plan left over
-    ending: Ending | None = None
+    ending: EpisodeEnd | None = None
 
 
-def record_of(data: EpisodeData, row: int, offset: int, ending: Ending, plans: int) -> EpisodeRecord:
+def record_of(data: EpisodeData, row: int, offset: int, ending: EpisodeEnd, plans: int) -> EpisodeRecord:
     """What happened in the episode that began in a row of the dataset."""
     (episode,), (start,) = data.places(np.array([row]))
     return EpisodeRecord(
@@ -52,8 +52,8 @@ def planning_policy(planner: Planner, seed: int) -> Policy:
     def act(episodes: Sequence[Episode]) -> list[np.ndarray]:
         frames = torch.from_numpy(np.stack([e.frame for e in episodes]))
         goals = torch.stack([e.goal for e in episodes])
-        streams = [stream(seed, e.row, e.plans) for e in episodes]
-        plans = planner.plan_batch(frames, goals, streams, [e.rest for e in episodes])
+        rngs = [make_rng(seed, e.row, e.plans) for e in episodes]
+        plans = planner.plan_batch(frames, goals, rngs, [e.rest for e in episodes])
         for episode, plan in zip(episodes, plans, strict=True):
             episode.rest = plan.rest
         return [plan.actions for plan in plans]
@@ -83,41 +83,43 @@ def replay_policy(data: EpisodeData, length: int = 25) -> Policy:
 
 
 def run_episodes(
-    stages: Sequence[Stage | StageProcesses],
+    env_batches: Sequence[EnvBatch | EnvPool],
     data: EpisodeData,
     policy: Policy,
     rows: Sequence[int],
     offset: int,
     budget: int,
     *,
-    look: bool = True,
+    render: bool = True,
     films: Collection[int] = (),
 ) -> tuple[list[EpisodeRecord], dict[int, np.ndarray]]:
     """Run an episode from each row towards the row ``offset`` later → records, and films by row.
 
-    The episodes are dealt out to the stages. Those of one stage that are under way plan together, then act; while
-    one stage's episodes are planned for, the others' act. ``look``: whether the policy needs pictures. ``films``:
-    rows to film. Episodes that were lost with the process of their stage are run again, each alone.
+    The episodes are dealt out to the env batches. The running episodes of one batch are planned together, then act;
+    while one batch is planned for, the others act. ``render``: the policy needs images. ``films``: rows to film.
+    An episode that was lost because its process died runs again, alone.
     """
     episodes = [Episode(row) for row in rows]
-    parts = [(stage, episodes[i :: len(stages)]) for i, stage in enumerate(stages)]
-    for stage, mine in parts:
+    parts = [(envs, episodes[i :: len(env_batches)]) for i, envs in enumerate(env_batches)]
+    for envs, mine in parts:
         begin = data.start_states(np.array([e.row for e in mine], np.int64))
         goal_states = [data.states[e.row + offset] for e in mine]
-        starts = [Start(s, g, e.row in films) for s, g, e in zip(begin, goal_states, mine, strict=True)]
-        stage.ask("reset", dict(enumerate(starts)), budget, look)
-    if look:
-        goals = data.frames_of(np.asarray(rows) + offset)  # while the stages reset
+        starts = [EpisodeStart(s, g, e.row in films) for s, g, e in zip(begin, goal_states, mine, strict=True)]
+        envs.ask("reset", dict(enumerate(starts)), budget, render)
+    if render:
+        goals = data.frames_of(np.asarray(rows) + offset)  # while the environments reset
         for episode, goal in zip(episodes, goals, strict=True):
             episode.goal = goal
     while parts:
-        parts = [(stage, mine) for stage, mine in parts if _plan_and_act(stage, mine, policy)]
+        parts = [(envs, mine) for envs, mine in parts if _plan_and_act(envs, mine, policy)]
     films_by_row: dict[int, np.ndarray] = {}
     records = []
     for e in episodes:
         assert e.ending is not None
         if e.ending.lost and len(episodes) > 1:  # perhaps for what another one did
-            alone, film = run_episodes(stages, data, policy, [e.row], offset, budget, look=look, films=films)
+            alone, film = run_episodes(
+                env_batches, data, policy, [e.row], offset, budget, render=render, films=films
+            )
             records += alone
             films_by_row |= film
             continue
@@ -127,18 +129,18 @@ def run_episodes(
     return records, films_by_row
 
 
-def _plan_and_act(stage: Stage | StageProcesses, episodes: list[Episode], policy: Policy) -> bool:
-    """Take in what is seen and have the episodes that are under way act on new plans; False if none is."""
-    under_way: dict[int, Episode] = {}
-    for number, seen in stage.answer().items():
-        if isinstance(seen, Ending):
+def _plan_and_act(envs: EnvBatch | EnvPool, episodes: list[Episode], policy: Policy) -> bool:
+    """Read the observations and have the running episodes act on new plans; False if none is running."""
+    running: dict[int, Episode] = {}
+    for number, seen in envs.answer().items():
+        if isinstance(seen, EpisodeEnd):
             episodes[number].ending = seen
         else:
             episodes[number].frame = seen
-            under_way[number] = episodes[number]
-    if under_way:
-        actions = policy(list(under_way.values()))
-        for episode in under_way.values():
+            running[number] = episodes[number]
+    if running:
+        actions = policy(list(running.values()))
+        for episode in running.values():
             episode.plans += 1
-        stage.ask("act", dict(zip(under_way, actions, strict=True)))
-    return bool(under_way)
+        envs.ask("act", dict(zip(running, actions, strict=True)))
+    return bool(running)

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from atlas_wm.config import ObjectiveConfig
-from atlas_wm.errors import UserError, own_place
+from atlas_wm.errors import UserError, user_code_location
 from atlas_wm.losses.prediction import prediction
 from atlas_wm.losses.relational import relational
 from atlas_wm.losses.sigreg import sigreg
@@ -82,7 +82,7 @@ def own_term(name: str, clips: ClipLatents, progress: Progress | None = None) ->
     try:
         value = function(clips, **wanted)
     except Exception as error:
-        place = own_place(error) or "its call"
+        place = user_code_location(error) or "its call"
         raise UserError(f"loss term {name} failed at {place}: {type(error).__name__}: {error}") from error
     if not isinstance(value, Tensor) or value.ndim:
         found = f"shape {tuple(value.shape)}" if isinstance(value, Tensor) else type(value).__name__

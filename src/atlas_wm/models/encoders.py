@@ -28,7 +28,7 @@ class Tokens(NamedTuple):
 def sincos_positions(width: int, grid: int) -> Tensor:
     """Low 2-D waves of amplitude 1 over a grid × grid field: (grid², width).
 
-    Frequencies π/grid · linspace(0.25, 1.5): at most three quarters of a period across the picture, so that
+    Frequencies π/grid · linspace(0.25, 1.5): at most three quarters of a period across the image, so that
     tokens far apart start far apart.
     """
     frequency = math.pi / grid * torch.linspace(0.25, 1.5, width // 4)

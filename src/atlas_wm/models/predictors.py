@@ -19,7 +19,7 @@ from atlas_wm.models.layers import MLP, AdaLNBlock, Block, CausalAttention, Poin
 from atlas_wm.models.structure import departure
 
 
-class Imagination(Protocol):
+class Dynamics(Protocol):
     """A world model, or something faster that computes the same."""
 
     def terminal(self, z: Tensor, actions: Tensor) -> Tensor: ...
@@ -46,7 +46,7 @@ class Predictor(nn.Module, ABC):
         """Only the ends of the same: (B, S, …)"""
         return self.rollout(z, actions)[:, :, -1]
 
-    def fast_rollout(self, dtype: torch.dtype, capturable: bool = False) -> Imagination | None:
+    def fast_rollout(self, dtype: torch.dtype, capturable: bool = False) -> Dynamics | None:
         """Something that computes ``rollout`` and ``terminal`` faster, in eval mode. None: there is no such thing.
         A UserError says why it cannot be used.
 
@@ -127,7 +127,7 @@ class CausalPredictor(_Autoregressive):
     def read(self, hidden: Tensor) -> Tensor:
         return self.head(hidden)
 
-    def fast_rollout(self, dtype: torch.dtype, capturable: bool = False) -> Imagination | None:
+    def fast_rollout(self, dtype: torch.dtype, capturable: bool = False) -> Dynamics | None:
         """Refused where a subclass, or a change to the module, makes it another function."""
         if why := self.departure(("forward", "read", "rollout", "terminal")):
             raise UserError(why)

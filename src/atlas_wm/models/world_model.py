@@ -104,7 +104,7 @@ class WorldModel(nn.Module):
         return gap.sum(dim=-1) if self.projector is not None else gap.mean(dim=(-2, -1))
 
     @torch.no_grad()
-    def remember(self, frames: Iterable[Tensor]) -> None:
+    def build_bank(self, frames: Iterable[Tensor]) -> None:
         """Keep a bank of training frames, batches of (n, 3, S, S) uint8: what plans measure novelty against.
 
         The model is left in eval mode. Call it again after the weights change.

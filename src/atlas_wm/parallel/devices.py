@@ -7,7 +7,7 @@ import sys
 import torch
 
 from atlas_wm.errors import UserError, unknown
-from atlas_wm.parallel.launch import place
+from atlas_wm.parallel.launch import process_info
 
 DEVICES = ("auto", "cpu", "cuda", "mps")
 
@@ -24,7 +24,7 @@ def pick_device(name: str = "auto") -> torch.device:
         )
     if name == "mps" and not torch.backends.mps.is_available():
         raise UserError("--device mps was asked for, but this machine has none: use --device cpu")
-    return torch.device(name) if place().size == 1 else _own_device(name)
+    return torch.device(name) if process_info().size == 1 else _own_device(name)
 
 
 def _own_device(name: str) -> torch.device:
@@ -35,7 +35,7 @@ def _own_device(name: str) -> torch.device:
         raise UserError(
             f"several processes cannot share the device {name}: use --device cuda or cpu, or one process"
         )
-    cards, here = torch.cuda.device_count(), place()
+    cards, here = torch.cuda.device_count(), process_info()
     alone = cards == 1 and "SLURM_LOCALID" in os.environ  # SLURM may show each process no card but its own
     index = 0 if alone else here.local_rank
     if index >= cards:

@@ -20,7 +20,7 @@ LOOK_EVERY, GRACE = 1.0, 10.0  # seconds
 FAILED = "atlas-wm/failed"
 
 
-class Place(NamedTuple):
+class ProcessInfo(NamedTuple):
     """Which of a job's processes this is."""
 
     rank: int = 0
@@ -29,7 +29,7 @@ class Place(NamedTuple):
     local_size: int = 1
 
 
-def place() -> Place:
+def process_info() -> ProcessInfo:
     """As torchrun or, for processes of one ``srun``, SLURM says it."""
     env = os.environ
     if int(env.get("WORLD_SIZE", "1")) > 1:
@@ -40,18 +40,18 @@ def place() -> Place:
                 f"WORLD_SIZE is {env['WORLD_SIZE']} but {', '.join(missing)} are not set: "
                 f"start with torchrun (docs/distributed.md), or unset WORLD_SIZE to run in one process"
             )
-        return Place(*(int(env[name]) for name in names))
+        return ProcessInfo(*(int(env[name]) for name in names))
     # Of the step, not of the job: a job's script runs once, whatever number of tasks it may start.
     if int(env.get("SLURM_STEP_NUM_TASKS", "1")) > 1:
         here = re.match(r"\d+", env.get("SLURM_STEP_TASKS_PER_NODE", "1"))  # such as 4(x2)
         rank, size, local = (int(env[name]) for name in ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID"))
-        return Place(rank, size, local, int(here[0]) if here else 1)
-    return Place()
+        return ProcessInfo(rank, size, local, int(here[0]) if here else 1)
+    return ProcessInfo()
 
 
 def own_cores() -> int:
     """This process's share of its machine's cores."""
-    return max(1, (os.cpu_count() or 1) // place().local_size)
+    return max(1, (os.cpu_count() or 1) // process_info().local_size)
 
 
 @contextmanager
@@ -61,7 +61,7 @@ def processes() -> Iterator[None]:
     Where one fails the others end too, with status 1 and without a word: the first to fail says why. In a process
     that was started alone nothing happens.
     """
-    here = place()
+    here = process_info()
     if here.size == 1:
         yield
         return
@@ -87,7 +87,7 @@ def processes() -> Iterator[None]:
 _store: "Store | None" = None  # one for the life of a process: a second meeting would read the first one's keys
 
 
-def _meet(here: Place) -> "Store":
+def _meet(here: ProcessInfo) -> "Store":
     import torch.distributed as dist
 
     global _store
@@ -104,7 +104,7 @@ def _meet(here: Place) -> "Store":
     return _store
 
 
-def _join(store: "Store", here: Place) -> None:
+def _join(store: "Store", here: ProcessInfo) -> None:
     import atexit
 
     import torch
@@ -117,7 +117,7 @@ def _join(store: "Store", here: Place) -> None:
     atexit.register(dist.destroy_process_group)
 
 
-def _to_say(error: BaseException, store: "Store", here: Place) -> BaseException:
+def _to_say(error: BaseException, store: "Store", here: ProcessInfo) -> BaseException:
     """What this process ends with: its error if it is the first to fail, else silence."""
     from torch.distributed import DistError
 
@@ -136,7 +136,7 @@ def _to_say(error: BaseException, store: "Store", here: Place) -> BaseException:
     return error
 
 
-def _linger(store: "Store", here: Place) -> None:
+def _linger(store: "Store", here: ProcessInfo) -> None:
     """The store may live in the main process: it stays until the others know."""
     until = time.monotonic() + GRACE / 2
     while here.rank == 0 and store.add(FAILED, 0) < here.size and time.monotonic() < until:

@@ -11,7 +11,7 @@ from multiprocessing import get_context
 from multiprocessing.connection import Connection, wait
 from typing import Any
 
-from atlas_wm.errors import UserError, own_place
+from atlas_wm.errors import UserError, user_code_location
 
 PATIENCE = 5.0  # seconds for processes to end by themselves
 TIMEOUT = 300.0  # seconds an environment may take, unless told otherwise
@@ -142,7 +142,7 @@ def check_timeout(seconds: float) -> float:
 
 def one_line(error: Exception) -> str:
     """``ValueError: what it says``, for a record, and where in the user's own code, if it came from there."""
-    place = own_place(error)
+    place = user_code_location(error)
     return traceback.format_exception_only(error)[-1].strip()[:500] + (f" (at {place})" if place else "")
 
 

@@ -16,19 +16,19 @@ class Solution(NamedTuple):
 
 
 def cem(
-    cost: Callable[[Tensor], Tensor], start: Tensor, config: PlanConfig, streams: Sequence[torch.Generator]
+    cost: Callable[[Tensor], Tensor], start: Tensor, config: PlanConfig, rngs: Sequence[torch.Generator]
 ) -> Solution:
-    """Minimise ``cost``, (B, S, H, D) → (B, S), for B = len(streams) episodes at once.
+    """Minimise ``cost``, (B, S, H, D) → (B, S), for B = len(rngs) episodes at once.
 
     Starts from N(start, 1), start: (B, H, D), 0 in the paper; candidate 0 is always the current mean; mean and
-    deviation of the elites are the next distribution. Episode b draws all its noise from streams[b], so it does not
+    deviation of the elites are the next distribution. Episode b draws all its noise from rngs[b], so it does not
     matter who shares its batch.
     """
     shape = (config.candidates, *start.shape[1:])
     mean, std = start, torch.ones_like(start)
     costs = []
     for _ in range(config.iterations):
-        noise = torch.stack([torch.randn(shape, generator=g) for g in streams]).to(start.device)
+        noise = torch.stack([torch.randn(shape, generator=g) for g in rngs]).to(start.device)
         candidates = mean[:, None] + std[:, None] * noise
         candidates[:, 0] = mean
         cheapest = cost(candidates).topk(config.elites, dim=1, largest=False)

@@ -68,7 +68,7 @@ class GoalCost(nn.Module):
     def _encode(self, info: dict[str, Any], key: str) -> Tensor:
         """Once a solve: a solver hands over the same tensor in every iteration, and a new one in every solve."""
         if key not in info:
-            raise UserError(f"no {key!r} picture to plan with: the environment or the dataset has to provide it")
+            raise UserError(f"no {key!r} image to plan with: the environment or the dataset has to provide it")
         given = info[key]
         frames, known = given[:, 0, -1], self._encoded.get(key)
         # The tensor tells solves apart (the weights may have changed between them), its content that nobody wrote

@@ -1,4 +1,4 @@
-"""From two pictures to actions: encode the current frame and the goal once, then search with CEM."""
+"""From two images to actions: encode the current frame and the goal once, then search with CEM."""
 
 import logging
 import time
@@ -14,14 +14,14 @@ from atlas_wm.errors import UserError, short
 from atlas_wm.image_remedies import unlike_training
 from atlas_wm.images import check_frames, frame_to_tensor, reduce_frames
 from atlas_wm.kernels.rollout import FastTerminal, PackedProduct
-from atlas_wm.models.predictors import Imagination
+from atlas_wm.models.predictors import Dynamics
 from atlas_wm.models.world_model import WorldModel
 from atlas_wm.plan.bounds import clip_limits
 from atlas_wm.plan.captured import CapturedSearch, Found, Weights
 from atlas_wm.plan.cem import cem
 from atlas_wm.plan.offer import fast_rollout
 from atlas_wm.plan.rules import cost, judge, starts
-from atlas_wm.rng import stream
+from atlas_wm.rng import make_rng
 
 log = logging.getLogger(__name__)
 
@@ -88,7 +88,7 @@ class Planner:
         self.chunk = self.config.candidate_chunk or self._automatic_chunk()
         self._seen: set[tuple[int, ...]] = set()  # sizes of images
         self._captured: CapturedSearch | None = None
-        self._fast: Imagination | None = None
+        self._fast: Dynamics | None = None
         self._weights: Weights | None = None
 
     @property
@@ -102,7 +102,7 @@ class Planner:
             raise UserError(f"seed must be a whole number from 0 to {MOST_SEED}, not {short(seed)}")
         frames = self.prepare(frame_to_tensor(frame, "frame"))
         goals = self.prepare(frame_to_tensor(goal, "goal"))
-        return self.plan_batch(frames, goals, [stream(int(seed))], [last and last.rest])[0]
+        return self.plan_batch(frames, goals, [make_rng(int(seed))], [last and last.rest])[0]
 
     def prepare(self, frames: Tensor) -> Tensor:
         """(N, 3, H, W) uint8 of any size → the size the model was trained on. What that does to them and did not do
@@ -121,7 +121,7 @@ class Planner:
         self,
         frames: Tensor,
         goals: Tensor,
-        streams: Sequence[torch.Generator],
+        rngs: Sequence[torch.Generator],
         rests: Sequence[np.ndarray | None] | None = None,
     ) -> list[Plan]:
         """A plan for each of B episodes. frames and goals: (B, 3, S, S) uint8, prepared; one stream each.
@@ -131,26 +131,24 @@ class Planner:
         On the CPU episodes are planned one by one: matrix products round differently in batches of different
         sizes, and an episode's plan must not depend on the company it was planned in.
         """
-        rests = rests or [None] * len(streams)
-        if not len(frames) == len(goals) == len(streams) == len(rests):
-            counts = f"{len(frames)} frames, {len(goals)} goals, {len(streams)} streams and {len(rests)} rests"
+        rests = rests or [None] * len(rngs)
+        if not len(frames) == len(goals) == len(rngs) == len(rests):
+            counts = f"{len(frames)} frames, {len(goals)} goals, {len(rngs)} rngs and {len(rests)} rests"
             raise ValueError(f"{counts} do not match")
         started = time.perf_counter()
         start = starts(self.config, self.model.config.frameskip * self.model.action_size, rests).to(self.device)
-        together = self.device.type != "cpu" or len(streams) == 1
-        each = [slice(None)] if together else [slice(i, i + 1) for i in range(len(streams))]
-        plans = [plan for one in each for plan in self._solve(frames[one], goals[one], streams[one], start[one])]
+        together = self.device.type != "cpu" or len(rngs) == 1
+        each = [slice(None)] if together else [slice(i, i + 1) for i in range(len(rngs))]
+        plans = [plan for one in each for plan in self._solve(frames[one], goals[one], rngs[one], start[one])]
         self.seconds += time.perf_counter() - started
         return plans
 
-    def _solve(
-        self, frames: Tensor, goals: Tensor, streams: Sequence[torch.Generator], start: Tensor
-    ) -> list[Plan]:
+    def _solve(self, frames: Tensor, goals: Tensor, rngs: Sequence[torch.Generator], start: Tensor) -> list[Plan]:
         model, execute = self.model, self.config.execute
         found = None
         if self.device.type == "cuda" and not self.plain:
-            found = self._search_captured(frames, goals, streams, start)
-        z, z_goal, mean, latents = found or self._search(frames, goals, streams, start)
+            found = self._search_captured(frames, goals, rngs, start)
+        z, z_goal, mean, latents = found or self._search(frames, goals, rngs, start)
         costs = judge(self.config, model.distance(latents, z_goal[:, None])).tolist()
         start_costs = model.distance(z, z_goal).tolist()
         standardised = mean[:, :execute].unflatten(-1, (-1, model.action_size)).flatten(1, 2)
@@ -161,17 +159,17 @@ class Planner:
         actions, imagined, rests = raw.numpy(), latents.cpu().numpy(), mean[:, execute:].cpu().numpy()
         return [Plan(*parts) for parts in zip(actions, costs, start_costs, imagined, novelty, rests, strict=True)]
 
-    def _search(self, frames: Tensor, goals: Tensor, streams: Sequence[torch.Generator], start: Tensor) -> Found:
+    def _search(self, frames: Tensor, goals: Tensor, rngs: Sequence[torch.Generator], start: Tensor) -> Found:
         model, config = self.model, self.config
         z = model.encode(frames.to(self.device))  # (B, …)
         z_goal = model.encode(goals.to(self.device))
-        imagination = self._imagination()
+        dynamics = self._dynamics()
 
         def costs(candidates: Tensor) -> Tensor:
             while True:
                 parts = candidates.split(max(1, self.chunk // len(candidates)), dim=1)
                 try:
-                    return torch.cat([cost(config, model, imagination, z, part, z_goal) for part in parts], dim=1)
+                    return torch.cat([cost(config, model, dynamics, z, part, z_goal) for part in parts], dim=1)
                 except torch.cuda.OutOfMemoryError:
                     rows = parts[0].shape[0] * parts[0].shape[1]
                     if parts[0].shape[1] == 1:
@@ -180,15 +178,15 @@ class Planner:
                 log.warning("out of memory with %d candidates at once: %d from now on", rows, self.chunk)
                 torch.cuda.empty_cache()
 
-        mean, limits = cem(costs, start, config, streams).mean, clip_limits(config, model)
+        mean, limits = cem(costs, start, config, rngs).mean, clip_limits(config, model)
         if limits is not None:
             mean = mean.clamp(*limits)
-        exact = imagination if self.dtype == torch.float32 else model
+        exact = dynamics if self.dtype == torch.float32 else model
         latents = exact.rollout(z, mean[:, None])[:, 0]
         return Found(z, z_goal, mean, latents)
 
     def _search_captured(
-        self, frames: Tensor, goals: Tensor, streams: Sequence[torch.Generator], start: Tensor
+        self, frames: Tensor, goals: Tensor, rngs: Sequence[torch.Generator], start: Tensor
     ) -> Found | None:
         """None where this machine or this model cannot; a stream stands for its seed, so for one plan."""
         try:
@@ -196,13 +194,13 @@ class Planner:
                 if self._captured is None:
                     self._captured = CapturedSearch(self.model, self.config, self.dtype)
                     log.info("fast path: CUDA graphs, products in %s", _name(self.dtype))
-                return self._captured(frames, goals, [s.initial_seed() for s in streams], start)
+                return self._captured(frames, goals, [s.initial_seed() for s in rngs], start)
         except Exception as error:  # whatever a driver, a compiler or little memory brings about
             self._captured = None
             self._do_without(f"{type(error).__name__}: {str(error).partition(chr(10))[0]}")
             return None
 
-    def _imagination(self) -> Imagination:
+    def _dynamics(self) -> Dynamics:
         """The model, or what its predictor offers instead, made anew where the weights have changed."""
         if self.plain:
             return self.model

@@ -12,17 +12,17 @@ import torch
 from torch import Tensor
 
 from atlas_wm.config import PlanConfig
-from atlas_wm.models.predictors import Imagination
+from atlas_wm.models.predictors import Dynamics
 from atlas_wm.models.world_model import WorldModel
 
 
 def cost(
-    config: PlanConfig, model: WorldModel, imagination: Imagination, z: Tensor, candidates: Tensor, z_goal: Tensor
+    config: PlanConfig, model: WorldModel, dynamics: Dynamics, z: Tensor, candidates: Tensor, z_goal: Tensor
 ) -> Tensor:
     """z and z_goal: (B, …), candidates: (B, S, H, D) → (B, S)"""
     if config.rule == "terminal":  # no step between is needed
-        return model.distance(imagination.terminal(z, candidates), z_goal[:, None])
-    return judge(config, model.distance(imagination.rollout(z, candidates), z_goal[:, None, None]))
+        return model.distance(dynamics.terminal(z, candidates), z_goal[:, None])
+    return judge(config, model.distance(dynamics.rollout(z, candidates), z_goal[:, None, None]))
 
 
 def judge(config: PlanConfig, distances: Tensor) -> Tensor:

@@ -17,10 +17,10 @@ from PIL import Image
 
 from atlas_wm.errors import UserError, reason
 from atlas_wm.report import captions
-from atlas_wm.report.look import BAD, GOOD, MUTED, Figure, Panel
 from atlas_wm.report.naming import file_name, method_name, task_name
 from atlas_wm.report.runs import Study
 from atlas_wm.report.section import Section, diagnostic_notices
+from atlas_wm.report.style import BAD, GOOD, MUTED, Figure, Panel
 from atlas_wm.runs.results import EvaluationResult, film_rows, film_steps, films_path
 
 MOST_EPISODES = 6
@@ -102,15 +102,15 @@ def cases_section(study: Study) -> Section:
 
 def _strip(label: str, episode: dict[str, Any]) -> Strip:
     stored = episode["frames"]
-    *frames, goal = [_picture(f) for f in [*stored[: len(stored) - 1][:MOST_FRAMES], stored[-1]]]
+    *frames, goal = [_image(f) for f in [*stored[: len(stored) - 1][:MOST_FRAMES], stored[-1]]]
     return Strip(label, bool(episode["success"]), episode["steps"], episode["shown_steps"], frames, goal)
 
 
-def _picture(text: str) -> np.ndarray:
-    picture = Image.open(io.BytesIO(base64.b64decode(text)))
-    if max(picture.size) > MOST_PIXELS:  # before it is unpacked: a small file may hold a giant one
-        raise ValueError(f"a picture of {picture.size} pixels")
-    return np.asarray(picture.convert("RGB"))
+def _image(text: str) -> np.ndarray:
+    image = Image.open(io.BytesIO(base64.b64decode(text)))
+    if max(image.size) > MOST_PIXELS:  # before it is unpacked: a small file may hold a giant one
+        raise ValueError(f"an image of {image.size} pixels")
+    return np.asarray(image.convert("RGB"))
 
 
 def film_strips(files: Sequence[Path], path: Path, most: int = 3, columns: int = 9) -> str:
@@ -161,6 +161,6 @@ def film_gif(file: Path, path: Path) -> str:
         path.unlink(missing_ok=True)
         return f"no {path.name}: {file} has no films"
     goal, gap = film[-1], np.full((film.shape[1], 8, 3), 200, np.uint8)
-    pictures = [Image.fromarray(np.hstack([frame, gap, goal])) for frame in film[:-1]]
-    pictures[0].save(path, save_all=True, append_images=pictures[1:], duration=250, loop=0)
+    images = [Image.fromarray(np.hstack([frame, gap, goal])) for frame in film[:-1]]
+    images[0].save(path, save_all=True, append_images=images[1:], duration=250, loop=0)
     return f"animation {path}"

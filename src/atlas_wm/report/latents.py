@@ -9,11 +9,11 @@ import numpy as np
 from matplotlib.axes import Axes
 
 from atlas_wm.report import captions
-from atlas_wm.report.look import ALPHAS, MUTED, NOVELTY, Bar, Estimate, Figure, Panel, bars, bars_height
 from atlas_wm.report.naming import task_name
 from atlas_wm.report.page_table import Table
 from atlas_wm.report.runs import Group, Json, Study
 from atlas_wm.report.section import Section, diagnostic_notices, per_task
+from atlas_wm.report.style import ALPHAS, MUTED, NOVELTY, Bar, Estimate, Figure, Panel, bars, bars_height
 
 STATISTICS = {
     "mean_norm": "Norm of the mean",

@@ -13,13 +13,13 @@ from atlas_wm import __version__
 from atlas_wm.errors import UserError
 from atlas_wm.report.films import cases_section
 from atlas_wm.report.latents import geometry_section, marginal_section
-from atlas_wm.report.look import Figure, themed
 from atlas_wm.report.naming import task_name
 from atlas_wm.report.page_table import Table
 from atlas_wm.report.planning import regret_section, relational_section, rollout_section
 from atlas_wm.report.probe import probe_section
 from atlas_wm.report.runs import Run, Study, read_study
 from atlas_wm.report.section import Notice, Section, data_warnings
+from atlas_wm.report.style import Figure, themed
 from atlas_wm.report.success import ablation_section, headlines, main_section
 from atlas_wm.report.training import settings_section, training_section
 from atlas_wm.runs.files import writing
@@ -52,7 +52,7 @@ def write_report(runs: Sequence[str | Path], out: str | Path | None = None) -> P
     if not folders:
         raise UserError("a report needs at least one run folder")
     study = read_study(folders)
-    folder = Path(out) if out else default_place(folders)
+    folder = Path(out) if out else default_folder(folders)
     files = {Figure: folder / "figures", Table: folder / "tables"}
     if not out and len(folders) == 1:
         writable_folder(folders[0], folder.name)
@@ -75,7 +75,7 @@ def write_report(runs: Sequence[str | Path], out: str | Path | None = None) -> P
     return page
 
 
-def default_place(folders: Sequence[Path]) -> Path:
+def default_folder(folders: Sequence[Path]) -> Path:
     if len(folders) == 1:
         return folders[0] / "report"
     here, common = Path.cwd(), Path(os.path.commonpath([folder.absolute().parent for folder in folders]))

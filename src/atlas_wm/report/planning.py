@@ -10,7 +10,11 @@ from matplotlib.patches import Patch
 from matplotlib.ticker import MaxNLocator
 
 from atlas_wm.report import captions
-from atlas_wm.report.look import (
+from atlas_wm.report.naming import task_name
+from atlas_wm.report.page_table import Table
+from atlas_wm.report.runs import Group, Json, Study
+from atlas_wm.report.section import Section, diagnostic_notices, per_task
+from atlas_wm.report.style import (
     ALPHAS,
     DASHES,
     MUTED,
@@ -23,10 +27,6 @@ from atlas_wm.report.look import (
     bars,
     bars_height,
 )
-from atlas_wm.report.naming import task_name
-from atlas_wm.report.page_table import Table
-from atlas_wm.report.runs import Group, Json, Study
-from atlas_wm.report.section import Section, diagnostic_notices, per_task
 
 Measured = Sequence[tuple[Group, list[Json]]]
 DISTORTIONS = {"rmse": "Root mean square", "percentile_95": "95th percentile", "maximum": "Maximum"}

@@ -6,11 +6,11 @@ from functools import partial
 from matplotlib.axes import Axes
 
 from atlas_wm.report import captions
-from atlas_wm.report.look import ALPHAS, MUTED, Bar, Estimate, Figure, Panel, bars, bars_height
 from atlas_wm.report.naming import task_name
 from atlas_wm.report.page_table import Table
 from atlas_wm.report.runs import Group, Json, Study
 from atlas_wm.report.section import Section, diagnostic_notices, per_task
+from atlas_wm.report.style import ALPHAS, MUTED, Bar, Estimate, Figure, Panel, bars, bars_height
 
 WORDS = {"patch": "mean patch", "cls": "CLS", "z": "planning latent z", "oracle": "true state (oracle)"}
 

@@ -11,8 +11,8 @@ from types import NoneType
 from typing import Any
 
 from atlas_wm.errors import UserError, reason, short
-from atlas_wm.report.look import OTHER_COLOURS, method_colour
 from atlas_wm.report.naming import method_name, task_name
+from atlas_wm.report.style import OTHER_COLOURS, method_colour
 from atlas_wm.runs.files import MOST_JSON, MOST_SETTINGS, read_json
 from atlas_wm.runs.folder import CONFIG, METRICS
 from atlas_wm.runs.results import FOLDER, Chosen, EvaluationResult, most_complete
@@ -213,7 +213,7 @@ def _need(path: Path, data: Json, keys: Sequence[str]) -> None:
 
 
 def _check_modest(path: Path, data: Any) -> None:
-    """Nothing in it asks for a picture without end: few names, short ones, and numbers of this world."""
+    """Nothing in it asks for an image without end: few names, short ones, and numbers of this world."""
     left = [data]
     while left:
         value = left.pop()

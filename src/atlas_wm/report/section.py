@@ -4,10 +4,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
-from atlas_wm.report.look import Figure
 from atlas_wm.report.naming import task_name
 from atlas_wm.report.page_table import Table
 from atlas_wm.report.runs import Json, Run, Study
+from atlas_wm.report.style import Figure
 
 
 @dataclass(frozen=True)

@@ -9,11 +9,11 @@ from typing import Any, Literal
 from matplotlib.axes import Axes
 
 from atlas_wm.report import captions
-from atlas_wm.report.look import ALPHAS, MUTED, Bar, Estimate, Figure, Panel, bars, bars_height
 from atlas_wm.report.naming import NAMES, RANDOM, REPLAY, file_name, task_name
 from atlas_wm.report.page_table import Table
 from atlas_wm.report.runs import Group, Run, Study
 from atlas_wm.report.section import Notice, Section, names, per_task, unlike_values
+from atlas_wm.report.style import ALPHAS, MUTED, Bar, Estimate, Figure, Panel, bars, bars_height
 from atlas_wm.report.table import HALVES, rate, references, success_row
 from atlas_wm.runs.results import Chosen, EvaluationResult, PolicyResult
 

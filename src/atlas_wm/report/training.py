@@ -12,11 +12,11 @@ from matplotlib.axes import Axes
 from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
 from atlas_wm.report import captions
-from atlas_wm.report.look import DASHES, Figure, Panel
 from atlas_wm.report.naming import task_name
 from atlas_wm.report.page_table import Table
 from atlas_wm.report.runs import Group, Json, Run, Study, read_study
 from atlas_wm.report.section import Notice, Section, names, per_task
+from atlas_wm.report.style import DASHES, Figure, Panel
 from atlas_wm.report.table import seconds_per_plan
 from atlas_wm.runs.folder import METRICS
 
@@ -179,5 +179,5 @@ def _flat(data: Json, prefix: str = "") -> Json:
 
 
 def training_curves(runs: Sequence[Path], path: Path) -> None:
-    """The curves alone, as one picture."""
+    """The curves alone, as one image."""
     Figure(path.stem, "", curve_panels(read_study(runs)), captions.TRAINING).write(path.parent)

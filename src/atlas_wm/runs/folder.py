@@ -7,7 +7,7 @@
     states.safetensors  some of the states it was trained on, for the ID/OOD split; a run may go without
     README.md           model card
     metrics.csv, tensorboard/, evaluation/*.json
-    weights/            of other steps: the best validation, every train.keep_every
+    weights/            of other steps: the best validation, every train.save_every
     checkpoints/        only while it is trained
 
 A folder is built under a name that ends in ``.partial`` and renamed when it is whole: under its own name it
@@ -121,19 +121,31 @@ def read_run(folder: str | Path) -> tuple[RunInfo, Normalizer]:
             hint = "it is being trained, or was interrupted, and the same `atlas train` command goes on"
         raise UserError(f"there is no run folder {folder}: {hint}")
     data = read_json(folder / CONFIG, MOST_SETTINGS)
-    if not isinstance(data, dict) or data.get("format") != FORMAT:
+    if not isinstance(data, dict) or data.get("format") not in (2, FORMAT):
         found = data.get("format") if isinstance(data, dict) else None
         version = data.get("atlas_wm", "unknown") if isinstance(data, dict) else "unknown"
         raise UserError(
             f"{folder} was written by another version (format {short(found)}, atlas-wm {short(version)}); this is "
             f"atlas-wm {__version__} with format {FORMAT}: train again, or install the version that wrote it"
         )
+    if data["format"] == 2:
+        data = _from_format_2(data)
     info = from_dict(RunInfo, data, str(folder / CONFIG))
     numbers = read_json(folder / NORMALIZER, MOST_SETTINGS)
     try:
         return info, Normalizer.from_dict(numbers)
     except UserError as error:
         raise UserError(f"{folder}: {error}") from error
+
+
+def _from_format_2(data: dict[str, Any]) -> dict[str, Any]:
+    """Settings under their present names."""
+    renamed = {"keep_tokens": "cache_tokens", "keep_frames": "cache_frames", "keep_every": "save_every"}
+    config = data.get("config")
+    if isinstance(config, dict) and isinstance(config.get("train"), dict):
+        train = {renamed.get(name, name): value for name, value in config["train"].items()}
+        data = {**data, "config": {**config, "train": train}}
+    return {**data, "format": FORMAT}
 
 
 def read_weights(folder: str | Path, expected: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -3,7 +3,7 @@
 from typing import Any
 
 from atlas_wm.config import RunInfo
-from atlas_wm.errors import UserError, own_place, short, unknown
+from atlas_wm.errors import UserError, short, unknown, user_code_location
 from atlas_wm.plugins import import_named, imported_already
 from atlas_wm.tasks.base import Task
 
@@ -47,7 +47,7 @@ def _make(name: str, named: Any) -> Task:
     try:
         return named()
     except Exception as error:
-        place = own_place(error)
+        place = user_code_location(error)
         what = f"it failed at {place}: {type(error).__name__}: {error}" if place else error
         raise UserError(f"task {name!r} cannot be made: {what}") from error
 

@@ -49,7 +49,7 @@ class Task(ABC):
     """Demonstrations a worker process records before it hands them over."""
     most_at_once: int = 100
     """Environments one planner may have side by side."""
-    most_stages: int = 32
+    max_env_processes: int = 32
     """Processes that may hold them beside a planning GPU."""
 
     @property
@@ -119,8 +119,8 @@ class Task(ABC):
         return terminated
 
     def draw(self, states: np.ndarray, size: int) -> Tensor:
-        """Pictures of states, exactly as the environment would render and the data would be reduced:
-        (N, s) → (N, 3, size, size) uint8. Only for tasks whose picture follows from the state alone."""
+        """Images of states, exactly as the environment would render and the data would be reduced:
+        (N, s) → (N, 3, size, size) uint8. Only for tasks whose image follows from the state alone."""
         raise UserError(
             f"the dataset has no 'pixels' column and {self.name} cannot be drawn from states: "
             f"collect it again with `atlas collect {self.name} --pixels`"

@@ -33,7 +33,7 @@ class Cube(Task):
     hidden_columns = ("qpos_low", "qvel_low", "qacc_warmstart")
     episodes_per_job = 2  # software rendering takes a minute for one
     most_at_once = 16  # 320 MB each with a renderer
-    most_stages = 6  # with many EGL contexts at once drawing hangs
+    max_env_processes = 6  # with many EGL contexts at once drawing hangs
 
     def make_env(self) -> gym.Env:
         rendering.set_renderer()  # before anything imports MuJoCo
@@ -47,7 +47,7 @@ class Cube(Task):
                 env_type="single",
                 ob_type="states",
                 mode="data_collection",  # any start and any target, not OGBench's five tasks
-                visualize_info=False,  # the picture does not show the target: the goal is a picture of its own
+                visualize_info=False,  # the image does not show the target: the goal is an image of its own
                 width=224,
                 height=224,
             )

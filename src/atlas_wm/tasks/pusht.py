@@ -50,7 +50,7 @@ class PushT(Task):
         return Pusher(env, seed)
 
     def columns(self, env: gym.Env, info: dict[str, Any]) -> Columns:
-        """What stable-worldmodel's collection stores, without its goal picture in every row."""
+        """What stable-worldmodel's collection stores, without its goal image in every row."""
         agent, velocity, block = (
             np.asarray(info[key], np.float64) for key in ("pos_agent", "vel_agent", "block_pose")
         )

@@ -12,7 +12,7 @@ NATIVE = "native"  # what macOS and Windows bring: MUJOCO_GL is left alone there
 OFF = ("disable", "disabled", "off", "false", "0")
 TIMEOUT = 20.0  # seconds for one try; it takes about one
 
-# A red box seen from above: the picture must have red in it, and not be all of one colour.
+# A red box seen from above: the image must have red in it, and not be all of one colour.
 _TRY = """
 import mujoco
 model = mujoco.MjModel.from_xml_string(
@@ -22,9 +22,9 @@ data = mujoco.MjData(model)
 mujoco.mj_forward(model, data)
 renderer = mujoco.Renderer(model, 32, 32)
 renderer.update_scene(data)
-picture = renderer.render()
-red, green = picture[..., 0].astype(int), picture[..., 1].astype(int)
-assert (red - green).max() > 50 and red.min() < red.max(), "the picture is blank"
+image = renderer.render()
+red, green = image[..., 0].astype(int), image[..., 1].astype(int)
+assert (red - green).max() > 50 and red.min() < red.max(), "the image is blank"
 """
 
 
@@ -62,7 +62,7 @@ def try_renderer(backend: str, timeout: float = TIMEOUT) -> str | None:
             [sys.executable, "-c", _TRY], env=env, capture_output=True, text=True, timeout=timeout
         )
     except subprocess.TimeoutExpired:
-        return f"no picture after {timeout:.0f} s"
+        return f"no image after {timeout:.0f} s"
     except OSError as error:
         return str(error)
     if done.returncode == 0:

@@ -13,7 +13,7 @@ from atlas_wm.tasks.base import Columns, Task
 SUCCESS_RADIUS = 16.0  # px; the environment's own constant
 # Beyond this distance the dot's share is at most 2^-25 and leaves every pixel as it was, in float32.
 DOT_REACH = 42
-CHUNK = 32  # pictures drawn at once: what fits the cache
+CHUNK = 32  # images drawn at once: what fits the cache
 
 
 class TwoRoom(Task):
@@ -26,7 +26,7 @@ class TwoRoom(Task):
     novelty_columns = (("pos_agent", "pos_target"), ("state", "goal_state"))
 
     def __init__(self) -> None:
-        self._scene: _Scene | None = None
+        self._scene: _Running | None = None
 
     def demonstrator_settings(self) -> dict[str, Any]:
         return {
@@ -64,8 +64,8 @@ class TwoRoom(Task):
         return torch.cat([_draw(self._scene, states[i : i + CHUNK], size) for i in chunks])
 
 
-class _Scene(NamedTuple):
-    """What the picture is made of. Colour channels that are alike are kept, and computed, once."""
+class _Running(NamedTuple):
+    """What the image is made of. Colour channels that are alike are kept, and computed, once."""
 
     room: Tensor  # (c, H, W) uint8, without the dot
     colour: Tensor  # (c, 1, 1) of the dot
@@ -73,9 +73,9 @@ class _Scene(NamedTuple):
     channels: list[int]  # where red, green and blue are found among the c
 
 
-def _draw(scene: _Scene, states: np.ndarray, size: int) -> Tensor:
+def _draw(scene: _Running, states: np.ndarray, size: int) -> Tensor:
     """The empty room with the dot blended in. Only the neighbourhood of the dot is computed, with the
-    environment's own arithmetic, pixel by pixel (tests compare whole pictures for equality)."""
+    environment's own arithmetic, pixel by pixel (tests compare whole images for equality)."""
     full, count = scene.room.shape[-1], len(states)
     factor = full // size if full % size == 0 else 1  # blocks of factor² pixels become one
     side = min(full, -(-(2 * DOT_REACH + 1) // factor) * factor + factor)
@@ -99,7 +99,7 @@ def _draw(scene: _Scene, states: np.ndarray, size: int) -> Tensor:
     return reduce_frames(frames[:, scene.channels], size)
 
 
-def _look_at(env: gym.Env) -> _Scene:
+def _look_at(env: gym.Env) -> _Running:
     env.reset(seed=0)
     inner: Any = env.unwrapped
     room = inner._render_frame(agent_pos=torch.tensor([-1e4, -1e4]))
@@ -109,4 +109,4 @@ def _look_at(env: gym.Env) -> _Scene:
     same = [[bool((room[a] == room[b]).all() and colour[a] == colour[b]) for b in range(3)] for a in range(3)]
     first = [row.index(True) for row in same]
     kept = sorted(set(first))
-    return _Scene(room[kept], colour[kept], std, [kept.index(c) for c in first])
+    return _Running(room[kept], colour[kept], std, [kept.index(c) for c in first])

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from atlas_wm.models.world_model import WorldModel
-from atlas_wm.rng import stream
+from atlas_wm.rng import make_rng
 
 FRAMES, CLIPS = 16, 16  # multiples of 16, as batches are: Triton compiles other kernels for other numbers
 TOLERANCE = 5e-2  # relative error of an output or a gradient against float32; measured: 1.5e-2 at most
@@ -42,7 +42,7 @@ def disagreement(model: WorldModel, part: str) -> str:
 
 def encoder_difference(model: WorldModel) -> Difference:
     device, size = next(model.parameters()).device, model.config.encoder.image_size
-    frames = torch.randint(0, 256, (FRAMES, 3, size, size), dtype=torch.uint8, generator=stream(0)).to(device)
+    frames = torch.randint(0, 256, (FRAMES, 3, size, size), dtype=torch.uint8, generator=make_rng(0)).to(device)
 
     def run(encoder: Any) -> dict[str, Tensor]:
         tokens = encoder(frames)
@@ -54,7 +54,7 @@ def encoder_difference(model: WorldModel) -> Difference:
 def predictor_difference(model: WorldModel) -> Difference:
     config, device = model.config, next(model.parameters()).device
     sizes = {"z": config.latent, "actions": config.frameskip * model.action_size}
-    draw = stream(0)
+    draw = make_rng(0)
     given = {
         name: torch.randn(CLIPS, config.history, size, generator=draw).to(device).requires_grad_()
         for name, size in sizes.items()
@@ -83,7 +83,7 @@ def worst_difference(
                 outputs = run(module)
             for label, output in outputs.items():
                 found[label] = output.detach().float()
-                way = torch.randn(output.shape, generator=stream(1)).to(device)
+                way = torch.randn(output.shape, generator=make_rng(1)).to(device)
                 total, weights = (output.float() * way).sum(), list(names.values())
                 gradients = torch.autograd.grad(total, weights, retain_graph=True, materialize_grads=True)
                 found |= {f"d {label} / d {name}": g for name, g in zip(names, gradients, strict=True)}
@@ -105,7 +105,7 @@ def _stirred(module: nn.Module) -> nn.Module:
 
     BatchNorm, which no kernel replaces, keeps its statistics.
     """
-    copy, draw = deepcopy(module).train(), stream(2)
+    copy, draw = deepcopy(module).train(), make_rng(2)
     for part in copy.modules():
         if isinstance(part, nn.BatchNorm1d):
             part.eval()

@@ -4,7 +4,7 @@ import logging
 from dataclasses import replace
 from pathlib import Path
 
-from atlas_wm.data.states import keep_states
+from atlas_wm.data.states import save_states
 from atlas_wm.data.training_set import open_training_set
 from atlas_wm.errors import UserError
 from atlas_wm.parallel.devices import pick_device
@@ -26,12 +26,12 @@ def write_bank(run: Path, data: Path | None = None, device: str = "auto") -> Pat
             f"{run} was trained on data with hash {model.run.data.hash}, {ready.info.path} has {ready.info.hash}: "
             f"pass the --data it was trained on"
         )
-    model.remember(ready.some_frames())
+    model.build_bank(ready.sample_frames())
     assert model.bank is not None
     save_bank(model.bank, run)
     if model.normalizer.low is None:
         bounded = replace(model.normalizer, low=ready.normalizer.low, high=ready.normalizer.high)
         write_json(run / NORMALIZER, bounded.to_dict())
         log.info("action bounds added to %s: its plans are clipped to them unless clip_actions is off", NORMALIZER)
-    keep_states(run, ready.data, model.run)
+    save_states(run, ready.data, model.run)
     return run / BANK

@@ -23,7 +23,7 @@ from torch import Tensor, nn
 
 from atlas_wm.config import RunInfo, TrainConfig
 from atlas_wm.errors import UserError
-from atlas_wm.rng import stream
+from atlas_wm.rng import TrainRng, make_rng
 from atlas_wm.runs.files import LOCK, saving, write_atomically
 from atlas_wm.runs.folder import CHECKPOINTS, read_run
 from atlas_wm.settings import to_dict
@@ -36,9 +36,9 @@ ROOM = 2**20  # bytes for the small files beside a large one
 WEIGHTS, BEST = "weights", "best"
 FREE = {
     "train.workers",
-    "train.keep_frames",
+    "train.cache_frames",
     "train.checkpoint_every",
-    "train.keep_every",
+    "train.save_every",
     "plan.clip_actions",
 }  # settings that do not change what is learnt
 
@@ -105,7 +105,7 @@ def bytes_needed(model: nn.Module, settings: TrainConfig, steps: int) -> int:
     weights = sum(t.numel() * t.element_size() for t in model.state_dict().values())
     trained = sum(p.numel() * p.element_size() for p in model.parameters() if p.requires_grad)
     checkpoint = weights + 2 * trained  # Adam's two moments
-    exported = 3 + (steps // settings.keep_every if settings.keep_every else 0)  # the result, the best, a new best
+    exported = 3 + (steps // settings.save_every if settings.save_every else 0)  # the result, the best, a new best
     return (KEPT + 1) * checkpoint + exported * weights  # one more while it is written
 
 
@@ -202,7 +202,7 @@ def _facts(info: RunInfo) -> dict[str, Any]:
     return facts | {name: value for name, value in leaves("", to_dict(info.config)).items() if name not in FREE}
 
 
-class Keeper:
+class Checkpointer:
     """Brings back the state a run goes on from, and saves it while it is trained: rank 0 writes, all ranks read."""
 
     def __init__(
@@ -260,7 +260,7 @@ class Keeper:
         if self.saved is None:
             return
         if self.rank:
-            torch.manual_seed(stream(self.settings.seed, 5, self.step, self.rank).initial_seed())
+            torch.manual_seed(make_rng(self.settings.seed, TrainRng.DROPOUT, self.step, self.rank).initial_seed())
             return
         states = self.saved.part("random")
         torch.set_rng_state(states["cpu"])
@@ -285,7 +285,7 @@ class Keeper:
         stopped = self.stop.received
         if self.agree is not None:
             stopped = 0 if step % self.settings.log_every else self.agree(stopped)
-        keep = self.settings.keep_every and step % self.settings.keep_every == 0
+        keep = self.settings.save_every and step % self.settings.save_every == 0
         better = validation is not None and validation < self.best
         due = bool(stopped) or step == steps or self._is_due(step)
         if self.rank == 0 and (due or keep or better):

@@ -18,11 +18,11 @@ from torch import Tensor, nn
 from atlas_wm.config import RunConfig, RunInfo, TrainConfig
 from atlas_wm.convert.dinov2 import load_dinov2
 from atlas_wm.data.clips import ClipDataset
+from atlas_wm.data.frame_cache import FrameCache, cache_on_device
 from atlas_wm.data.loader import EpochBatches, make_loader
 from atlas_wm.data.render_check import check_rendering
-from atlas_wm.data.resident import ResidentFrames, keep_on_device
-from atlas_wm.data.states import keep_states
-from atlas_wm.data.tokens import TokenFile, token_bytes, worth_keeping, write_tokens
+from atlas_wm.data.states import save_states
+from atlas_wm.data.token_cache import TokenCache, token_bytes, worth_keeping, write_tokens
 from atlas_wm.data.training_set import TrainingSet, open_training_set
 from atlas_wm.errors import UserError
 from atlas_wm.losses.objective import ClipLatents, Losses, objective
@@ -40,14 +40,14 @@ from atlas_wm.parallel.processes import (
     wait_for_all,
     world_size,
 )
-from atlas_wm.rng import stream
+from atlas_wm.rng import TrainRng, make_rng
 from atlas_wm.runs.card import write_card
 from atlas_wm.runs.files import saving
 from atlas_wm.runs.folder import CHECKPOINTS, NOT_FINITE, training_folder, write_info
 from atlas_wm.runs.model import save_model
 from atlas_wm.runs.versions import versions
 from atlas_wm.tasks import Task, task_id
-from atlas_wm.train.checkpointer import Keeper, bytes_needed, check_room, previous
+from atlas_wm.train.checkpointer import Checkpointer, bytes_needed, check_room, previous
 from atlas_wm.train.metrics import MetricsLog
 from atlas_wm.train.monitors import HEALTH, CollapseWatch, Recent, StopSignals, dead_loaders_named
 from atlas_wm.train.schedule import warmup_cosine
@@ -111,20 +111,20 @@ def train(
         if is_main():
             with saving(folder):
                 write_info(folder, info, ready.normalizer)
-                keep_states(folder, ready.data, info)
+                save_states(folder, ready.data, info)
                 (folder / NOT_FINITE).unlink(missing_ok=True)
         saved = from_main(saved)
         torch.manual_seed(config.train.seed)
         model = WorldModel(config.model, task.action_size, ready.normalizer)
         model.run = info
-        tokens: TokenFile | None = None
-        kept: TokenFile | ResidentFrames | None = None
+        tokens: TokenCache | None = None
+        kept: TokenCache | FrameCache | None = None
         if config.model.encoder.kind == "dinov2":
             load_dinov2(model.encoder, config.model.encoder.weights)
             written = saved.notes["tokens"] if saved else None
-            kept = tokens = keep_tokens(model, ready, where, folder / "tokens.f16", on_encoded, written)
+            kept = tokens = cache_tokens(model, ready, where, folder / "tokens.f16", on_encoded, written)
         elif where.type == "cuda":
-            kept = keep_frames(ready, config.train, where, on_encoded)
+            kept = cache_frames(ready, config.train, where, on_encoded)
         training, validation = (
             ClipDataset(ready.data, clips, ready.normalizer, config.model, kept)
             for clips in (ready.training, ready.validation)
@@ -142,17 +142,17 @@ def train(
         ):
             write, flush = (metrics.write, metrics.flush) if metrics else (lambda step, row: None, lambda: None)
             agree = from_main if world_size() > 1 else None
-            keeper = Keeper(
+            checkpointer = Checkpointer(
                 *(folder, config.train, saved, stop, flush, rank(), agree),
                 tokens=tokens is not None,
             )
             fit(
                 *(model, training, validation, config, where, write, on_progress),
                 plain=plain,
-                keeper=keeper,
+                checkpointer=checkpointer,
             )
         if is_main():
-            model.remember(ready.some_frames())
+            model.build_bank(ready.sample_frames())
             with saving(folder):
                 save_model(model, folder)
                 write_card(folder)
@@ -163,14 +163,14 @@ def train(
     return out
 
 
-def keep_tokens(
+def cache_tokens(
     model: WorldModel,
     ready: TrainingSet,
     device: torch.device,
     path: Path,
     on_encoded: Callable[[int, int], None],
     kept: bool | None = None,
-) -> TokenFile | None:
+) -> TokenCache | None:
     """The tokens of every frame in a file, where that is cheaper than to encode frames at every step.
 
     kept: what an interrupted run decided, whose file may still be there.
@@ -180,8 +180,8 @@ def keep_tokens(
     shape = (ready.info.rows, *model.config.latent_shape)
     frames = steps_of(settings, len(ready.training)) * settings.batch * model.config.clip_frames
     if kept is None:
-        kept = settings.keep_tokens == "always" or (
-            settings.keep_tokens == "auto" and from_main(is_main() and worth_keeping(shape, frames, path.parent))
+        kept = settings.cache_tokens == "always" or (
+            settings.cache_tokens == "auto" and from_main(is_main() and worth_keeping(shape, frames, path.parent))
         )
     if not kept:
         return None
@@ -198,20 +198,20 @@ def keep_tokens(
     if not path.exists():
         raise UserError(
             f"{path} is not on this machine: put --out on a disk that all machines share, "
-            f"or use --train.keep-tokens never"
+            f"or use --train.cache-tokens never"
         )
-    return TokenFile(path, shape)
+    return TokenCache(path, shape)
 
 
-def keep_frames(
+def cache_frames(
     ready: TrainingSet, settings: TrainConfig, device: torch.device, on_read: Callable[[int, int], None]
-) -> ResidentFrames | None:
+) -> FrameCache | None:
     """Every frame on the device, where training would read most of them more than once."""
     needed = steps_of(settings, len(ready.training)) * settings.batch * ready.clip_frames
-    always = settings.keep_frames == "always"
-    if settings.keep_frames == "never" or (not always and needed < ready.info.rows):
+    always = settings.cache_frames == "always"
+    if settings.cache_frames == "never" or (not always and needed < ready.info.rows):
         return None
-    return keep_on_device(ready.data, device, settings.workers, whatever=always, on_progress=on_read)
+    return cache_on_device(ready.data, device, settings.workers, whatever=always, on_progress=on_read)
 
 
 def metric_names(config: RunConfig) -> list[str]:
@@ -230,10 +230,10 @@ def fit(
     on_progress: Callable[[Progress], None] = lambda progress: None,
     *,
     plain: bool = False,
-    keeper: Keeper | None = None,
+    checkpointer: Checkpointer | None = None,
 ) -> None:
     """The loop itself. The model is trained in place and left in eval mode. ``plain``: no captured steps.
-    ``keeper``: where to go on from, and how to save."""
+    ``checkpointer``: where to go on from, and how to save."""
     settings = config.train
     precision = precision_of(settings, device)
     mixed = precision == "bf16-mixed"
@@ -243,32 +243,35 @@ def fit(
         precision=precision,
         plugins=LightningEnvironment(),  # one process to Fabric, whatever it finds around it: see launch.py
     )
-    done = keeper.step if keeper else 0
+    done = checkpointer.step if checkpointer else 0
     batches = EpochBatches(len(training), settings.batch, steps_of(settings, len(training)), settings.seed, done)
-    there = isinstance(training.kept, ResidentFrames)  # frames are on the device already
+    there = isinstance(training.kept, FrameCache)  # frames are on the device already
     workers = 0 if there else settings.workers
     loader = make_loader(training, batches, workers, pin=device.type == "cuda" and not there)
     wrapped = fabric.setup_module(model)
     same_weights(model)
     if rank():  # the main process goes on with its stream; in the others dropout takes one of their own
-        torch.manual_seed(stream(settings.seed, 5, rank()).initial_seed())
+        torch.manual_seed(make_rng(settings.seed, TrainRng.DROPOUT, rank()).initial_seed())
     update = make_step(fabric, model, wrapped, config, len(batches), plain, done)
     factor = warmup_cosine(len(batches), settings.warmup)
     recent = Recent(
-        list(config.objective.weights), training, batches, keeper.staging if keeper and is_main() else None
+        list(config.objective.weights),
+        training,
+        batches,
+        checkpointer.staging if checkpointer and is_main() else None,
     )
     collapse = CollapseWatch()
-    if keeper:
-        recent.resume(keeper.restore(model, update.optimizer), fabric.device)
+    if checkpointer:
+        recent.resume(checkpointer.restore(model, update.optimizer), fabric.device)
 
     model.train()
     started = mark = time.perf_counter()
     reported = done
     for step, batch in enumerate(fabric.setup_dataloaders(loader), start=done + 1):
-        if keeper and step == done + 1:
-            keeper.restore_random(device)
+        if checkpointer and step == done + 1:
+            checkpointer.restore_random(device)
         rate = settings.lr * factor(step - 1)
-        recent.add(update(batch, stream(settings.seed, 2, step, device=device), rate))
+        recent.add(update(batch, make_rng(settings.seed, TrainRng.LOSS, step, device=device), rate))
 
         last, row = step == len(batches), dict[str, float]()
         if last or step % settings.log_every == 0:
@@ -287,8 +290,8 @@ def fit(
                 row |= {f"val_{name}": value for name, value in found.items()}
                 mark = time.perf_counter()
             write(step, row)
-        if keeper:
-            keeper.after(
+        if checkpointer:
+            checkpointer.after(
                 *(step, len(batches), model, update.optimizer),
                 losses=partial(recent.read, step),
                 validation=row.get("val_total"),
@@ -310,7 +313,7 @@ def mean_losses(some: list[Losses]) -> dict[str, float]:
 
 def _some_batches(dataset: ClipDataset, config: RunConfig, count: int) -> list[list[int]]:
     """The first ``count`` batches of a fixed shuffle, as clip numbers; fewer where the data ends."""
-    order = np.random.default_rng([config.train.seed, 3]).permutation(len(dataset))
+    order = np.random.default_rng([config.train.seed, TrainRng.VALIDATION_CLIPS]).permutation(len(dataset))
     parts = [order[i : i + config.train.batch].tolist() for i in range(0, len(order), config.train.batch)]
     return [part for part in parts[:count] if len(part) > 1]
 
@@ -333,7 +336,7 @@ def validate(
 ) -> dict[str, float]:
     """The losses on some fixed validation clips, in eval mode, and how much of the latent space they fill."""
     model.eval()
-    generator = stream(config.train.seed, 4, device=fabric.device)
+    generator = make_rng(config.train.seed, TrainRng.VALIDATION_LOSS, device=fabric.device)
     losses, latents = [], []
     for which in _some_batches(dataset, config, VALIDATION_BATCHES):
         clips = _latents(fabric, model, dataset, which)

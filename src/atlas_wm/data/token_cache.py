@@ -14,7 +14,7 @@ from atlas_wm.data.dataset import EpisodeData
 ROWS_AT_ONCE = 64
 
 
-class TokenFile:
+class TokenCache:
     """Rows of float16 tokens on disk: (R, K, w). The system keeps in memory what fits."""
 
     def __init__(self, path: Path, shape: tuple[int, ...]):
@@ -46,7 +46,7 @@ def write_tokens(
     shape: tuple[int, ...],
     path: Path,
     on_progress: Callable[[int, int], None] = lambda done, total: None,
-) -> TokenFile:
+) -> TokenCache:
     """encode: (n, 3, S, S) uint8 frames → (n, K, w) tokens."""
     rows = shape[0]
     tokens = np.memmap(path, np.float16, "w+", shape=shape)
@@ -55,4 +55,4 @@ def write_tokens(
         tokens[part] = encode(data.frames_of(part)).cpu().numpy()
         on_progress(int(part[-1]) + 1, rows)
     tokens.flush()
-    return TokenFile(path, shape)
+    return TokenCache(path, shape)

@@ -25,7 +25,7 @@ AT_ONCE = 256  # frames read together
 SHARE = 0.3  # of the free memory that may be taken; twice that while the pieces are put together
 
 
-class ResidentFrames:
+class FrameCache:
     """R frames of 3 × S × S: n tiles that differ from the background, frame after frame."""
 
     def __init__(self, background: Tensor, tile: int, counts: np.ndarray, places: Tensor, tiles: Tensor):
@@ -67,14 +67,14 @@ def untiled(tiles: Tensor, tile: int) -> Tensor:
     return parts.permute(0, 3, 1, 4, 2, 5).reshape(len(tiles), 3, side * tile, side * tile)
 
 
-def keep_on_device(
+def cache_on_device(
     data: EpisodeData,
     device: torch.device,
     workers: int = 0,
     *,
     whatever: bool = False,
     on_progress: Callable[[int, int], None] = lambda done, total: None,
-) -> ResidentFrames | None:
+) -> FrameCache | None:
     """Every frame of the dataset, or None (and a line that says why) where that would take too much of the device's
     memory; ``whatever``: then too. ``workers``: processes that read [0: one for each core]."""
     rows, size = len(data.actions), data.image_size
@@ -99,7 +99,7 @@ def keep_on_device(
         tiles.append(parts[differs])
         done += len(frames)
         on_progress(done, rows)
-    kept = ResidentFrames(background, tile, counts, torch.cat(places), torch.cat(tiles))
+    kept = FrameCache(background, tile, counts, torch.cat(places), torch.cat(tiles))
     log.info(
         "fast path: %d frames on the device, %.1f GB (%.0f kB each instead of %.0f)",
         rows, kept.bytes / 1e9, kept.bytes / rows / 1e3, background.numel() / 1e3,

@@ -5,8 +5,8 @@ import torch
 from atlas_wm.data import resident
 from atlas_wm.data.clips import ClipDataset, clip_index, fit_normalizer
 from atlas_wm.data.dataset import EpisodeData
-from atlas_wm.data.resident import keep_on_device, tiled, untiled
-from atlas_wm.rng import stream
+from atlas_wm.data.frame_cache import cache_on_device, tiled, untiled
+from atlas_wm.rng import make_rng
 
 
 @pytest.fixture(scope="module")
@@ -16,7 +16,7 @@ def tworoom_frames(task, dataset_path):
 
 @pytest.mark.parametrize("tile", [1, 4, 7])
 def test_tiles_put_together_are_the_frame(tile):
-    frames = torch.randint(0, 256, (3, 3, 28, 28), dtype=torch.uint8, generator=stream(0))
+    frames = torch.randint(0, 256, (3, 3, 28, 28), dtype=torch.uint8, generator=make_rng(0))
     parts = tiled(frames, tile)
     assert parts.shape == (3, (28 // tile) ** 2, 3 * tile**2)
     assert torch.equal(untiled(parts, tile), frames)
@@ -24,7 +24,7 @@ def test_tiles_put_together_are_the_frame(tile):
 
 def test_kept_frames_are_the_frames_bit_for_bit_in_any_order(tworoom_frames):
     data = tworoom_frames
-    kept = keep_on_device(data, torch.device("cpu"), workers=1)
+    kept = cache_on_device(data, torch.device("cpu"), workers=1)
     assert kept is not None
     rows = np.random.default_rng(0).integers(0, len(data.actions), (5, 4))
     expected = data.frames_of(rows.reshape(-1)).unflatten(0, (5, 4))
@@ -38,7 +38,7 @@ class Noise:
     def __init__(self, image_size, rows=5):
         self.image_size, self.actions = image_size, np.zeros((rows, 2))
         shape = (rows, 3, image_size, image_size)
-        self.frames = torch.randint(0, 256, shape, dtype=torch.uint8, generator=stream(image_size))
+        self.frames = torch.randint(0, 256, shape, dtype=torch.uint8, generator=make_rng(image_size))
 
     def frames_of(self, rows):
         return self.frames[rows]
@@ -48,23 +48,23 @@ class Noise:
 def test_every_image_size_comes_back_as_it_was(size):
     """Also where no tile fits, as in the prime 223, and a frame has more tiles than 16 bits can number."""
     data = Noise(size)
-    kept = keep_on_device(data, torch.device("cpu"), workers=1)
+    kept = cache_on_device(data, torch.device("cpu"), workers=1)
     assert torch.equal(kept.read(np.array([[4, 0], [2, 2]])), data.frames[[4, 0, 2, 2]].unflatten(0, (2, 2)))
 
 
 def test_what_does_not_fit_stays_on_disk_unless_it_has_to(tworoom_frames, monkeypatch, caplog):
     monkeypatch.setattr(resident, "_free_memory", lambda device: 1000)
     with caplog.at_level("INFO", "atlas_wm"):
-        assert keep_on_device(tworoom_frames, torch.device("cpu"), workers=1) is None
+        assert cache_on_device(tworoom_frames, torch.device("cpu"), workers=1) is None
     assert "frames stay on disk" in caplog.text
-    assert keep_on_device(tworoom_frames, torch.device("cpu"), workers=1, whatever=True) is not None
+    assert cache_on_device(tworoom_frames, torch.device("cpu"), workers=1, whatever=True) is not None
 
 
 def test_batches_from_kept_frames_are_those_from_disk(tworoom_frames, tiny_config):
     data, config = tworoom_frames, tiny_config.model
     clips = clip_index(data.lengths, config.clip_rows)
     normalizer = fit_normalizer(data, clips, config)
-    kept = keep_on_device(data, torch.device("cpu"), workers=1)
+    kept = cache_on_device(data, torch.device("cpu"), workers=1)
     which = [3, 0, len(clips) - 1]
     expected = ClipDataset(data, clips, normalizer, config).__getitems__(which)
     got = ClipDataset(data, clips, normalizer, config, kept).__getitems__(which)

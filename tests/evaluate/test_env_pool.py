@@ -1,4 +1,4 @@
-"""Stages: the same episodes in this process and in others, no picture too many, and no silence when one fails."""
+"""Stages: the same episodes in this process and in others, no image too many, and no silence when one fails."""
 
 import os
 import shutil
@@ -18,11 +18,11 @@ import torch
 
 from atlas_wm.data.dataset import EpisodeData
 from atlas_wm.errors import UserError
-from atlas_wm.evaluate.env_pool import StageProcesses
+from atlas_wm.evaluate.env_batch import EnvBatch, EpisodeStart, Observations
+from atlas_wm.evaluate.env_pool import EnvPool
 from atlas_wm.evaluate.evaluate import Job, JobResult, Setup, Worker, evaluate
 from atlas_wm.evaluate.protocol import Protocol, draw_starts
 from atlas_wm.evaluate.rollout import planning_policy, random_policy, run_episodes
-from atlas_wm.evaluate.stage import Seen, Stage, Start
 from atlas_wm.tasks.tworoom import TwoRoom
 
 PROTOCOL = Protocol(offset=20, budget=30, episodes=16, seeds=(8,))
@@ -76,13 +76,13 @@ def test_records_and_films_are_the_same_from_any_number_of_stage_processes(setup
 def test_reports_are_the_same_from_worker_and_from_stage_processes(setup, run_folder, tmp_path):
     protocol = Protocol(20, 30, 6, (8, 9))
     folder = shutil.copytree(run_folder, tmp_path / "run")
-    workers, stages = (
-        evaluate(folder, [protocol], workers=2, films=1, device="cpu", stages=where)[0]
+    workers, env_batches = (
+        evaluate(folder, [protocol], workers=2, films=1, device="cpu", environments=where)[0]
         for where in ("local", "remote")
     )
-    assert (workers.stages, stages.stages, stages.workers) == ("local", "remote", 2)
+    assert (workers.env_batches, env_batches.env_batches, env_batches.workers) == ("local", "remote", 2)
     for policy in ("model", "random", "replay"):
-        assert workers.policies[policy].episodes == stages.policies[policy].episodes
+        assert workers.policies[policy].episodes == env_batches.policies[policy].episodes
 
 
 class Counting(gym.Wrapper):
@@ -100,22 +100,22 @@ class Counting(gym.Wrapper):
 
 
 def test_a_frame_is_drawn_for_each_plan_and_none_for_random_actions(setup, data, rows, task):
-    stage, planner = Stage(task, 32), Worker(setup).planner
-    stage.envs = envs = [Counting(task.make_env()) for _ in rows]
-    records, _ = run_episodes([stage], data, planning_policy(planner, 8), rows, 20, budget=60)
+    envs, planner = EnvBatch(task, 32), Worker(setup).planner
+    envs.envs = envs = [Counting(task.make_env()) for _ in rows]
+    records, _ = run_episodes([envs], data, planning_policy(planner, 8), rows, 20, budget=60)
     for env, record in zip(envs, records, strict=True):
         assert env.calls == {"render": record.plans, "step": record.steps}
         env.calls.clear()
     assert max(record.plans for record in records) == 3
-    run_episodes([stage], data, random_policy(stage.open(), 8), rows, 20, budget=60, look=False)
+    run_episodes([envs], data, random_policy(envs.open(), 8), rows, 20, budget=60, render=False)
     assert all(env.calls["render"] == 0 < env.calls["step"] for env in envs)
-    assert stage.envs is envs and len(envs) == len(rows)  # kept
+    assert envs.envs is envs and len(envs) == len(rows)  # kept
 
 
 def test_one_stage_acts_while_another_is_planned_for(data, rows, task):
     happened = []
 
-    class Noting(Stage):
+    class Noting(EnvBatch):
         def __init__(self, name):
             super().__init__(task, 32)
             self.name = name
@@ -133,7 +133,7 @@ def test_one_stage_acts_while_another_is_planned_for(data, rows, task):
         return [np.zeros((25, 2)) for _ in episodes]
 
     far = [r for r in rows if not task.solved(*data.states[[r, r + 20]])][:3]
-    run_episodes([Noting("a"), Noting("b")], data, wait, far, 20, budget=50, look=False)
+    run_episodes([Noting("a"), Noting("b")], data, wait, far, 20, budget=50, render=False)
     first = "reset a, reset b, wait a, plan for 2, act a, wait b, plan for 1, act b"
     assert happened == f"{first}, {first[18:]}, wait a, wait b".split(", ")
 
@@ -156,42 +156,42 @@ class MoodyEnv(gym.Wrapper):
         return self.env.step(action)
 
 
-def two_moody_stages(timeout: float = 0) -> StageProcesses:
-    stage = StageProcesses(Moody().spec, 32, 2, timeout)
-    begin(stage)
-    return stage
+def two_moody_stages(timeout: float = 0) -> EnvPool:
+    envs = EnvPool(Moody().spec, 32, 2, timeout)
+    begin(envs)
+    return envs
 
 
-def begin(stage: StageProcesses) -> None:
-    start = Start(np.array([50.0, 50.0], np.float32), np.array([150.0, 150.0], np.float32))
-    stage.ask("reset", {0: start, 1: start}, 50, True)
-    assert [frame.shape for frame in stage.answer().values()] == [(3, 32, 32)] * 2
+def begin(envs: EnvPool) -> None:
+    start = EpisodeStart(np.array([50.0, 50.0], np.float32), np.array([150.0, 150.0], np.float32))
+    envs.ask("reset", {0: start, 1: start}, 50, True)
+    assert [frame.shape for frame in envs.answer().values()] == [(3, 32, 32)] * 2
 
 
-def provoke(stage: StageProcesses, mood: int) -> Seen:
-    stage.ask("act", {0: np.zeros((1, 2)), 1: np.full((1, 2), mood)})
-    return stage.answer()
+def provoke(envs: EnvPool, mood: int) -> Observations:
+    envs.ask("act", {0: np.zeros((1, 2)), 1: np.full((1, 2), mood)})
+    return envs.answer()
 
 
 @pytest.mark.slow
 def test_an_environment_that_raises_dies_or_hangs_ends_its_episode_and_no_other():
-    with closing(two_moody_stages(timeout=5)) as stage:
+    with closing(two_moody_stages(timeout=5)) as envs:
         for mood, error, lost in (
             (7, "ValueError: stuck, on 1 thread", False),
             (8, "its process died (SIGKILL): out of memory?", True),
             (9, "an environment took longer than --timeout", True),
         ):
-            begin(stage)
+            begin(envs)
             asked = time.monotonic()
-            other, ending = provoke(stage, mood).values()
+            other, ending = provoke(envs, mood).values()
             assert other.shape == (3, 32, 32)
             assert (ending.success, ending.lost) == (False, lost) and ending.error.startswith(error)
             assert time.monotonic() - asked < 30
 
 
 def test_a_task_that_a_stage_process_cannot_import_is_named():
-    with closing(StageProcesses("no_such_module:Task", 32, 1)) as stage, pytest.raises(UserError, match="no_such"):
-        stage.open()
+    with closing(EnvPool("no_such_module:Task", 32, 1)) as envs, pytest.raises(UserError, match="no_such"):
+        envs.open()
 
 
 INTERRUPTED = """
@@ -199,9 +199,9 @@ import signal, sys; sys.path.insert(0, sys.argv[1])
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell has it ignored by what it runs in the background
 from contextlib import closing
 from test_stages import provoke, two_moody_stages
-with closing(two_moody_stages()) as stage:
-    print(*(p.process.pid for p in stage._processes), flush=True)
-    provoke(stage, 9)
+with closing(two_moody_stages()) as envs:
+    print(*(p.process.pid for p in envs._processes), flush=True)
+    provoke(envs, 9)
 """
 
 

@@ -1,0 +1,164 @@
+"""Environments that run episodes side by side, and render only when a planner needs an image."""
+
+from collections import deque
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from atlas_wm.errors import UserError
+from atlas_wm.images import frame_to_tensor, reduce_frames
+from atlas_wm.parallel.workers import one_line, time_limit, to_make
+from atlas_wm.tasks import Task
+
+FILM_EVERY = 5  # steps between two frames of a film
+LAST_STATES = 3  # states of an episode that the diagnostics get
+
+
+@dataclass(frozen=True)
+class EpisodeStart:
+    """How an episode begins, and what counts as its success."""
+
+    state: np.ndarray
+    goal: np.ndarray  # a state too
+    film: bool = False
+
+
+@dataclass(frozen=True)
+class EpisodeEnd:
+    """How an episode ended."""
+
+    success: bool
+    steps: int  # to success, or the whole budget; to the error, if there was one
+    final_distance: float | None  # None after an error
+    last_states: np.ndarray  # (at most LAST_STATES, s) after the last steps
+    film: np.ndarray | None  # (frames, H, W, 3) uint8, the goal last
+    error: str | None = None
+    lost: bool = False  # with the process it was in: not known to be this episode's fault
+
+    @classmethod
+    def of_error(cls, error: str, steps: int = 0, lost: bool = False) -> "EpisodeEnd":
+        return cls(False, steps, None, np.empty((0, 0)), None, error, lost)
+
+
+# By episode number: its end if it is over, else its frame, (3, S, S) uint8, or None where nothing is rendered.
+Observations = dict[int, EpisodeEnd | np.ndarray | None]
+
+
+@dataclass
+class _Running:
+    """One episode in its environment."""
+
+    env: Any
+    start: EpisodeStart
+    steps: int = 0
+    success: bool = False
+    last_states: deque[np.ndarray] = field(default_factory=lambda: deque(maxlen=LAST_STATES))
+    film: list[np.ndarray] = field(default_factory=list)
+
+
+class EnvBatch:
+    """Episodes side by side, known by numbers, each in an environment of its own that later episodes reuse.
+
+    ``ask`` it to ``reset`` or to ``act``, then fetch the observations with ``answer``. Here the work happens in
+    ``ask``; in an :class:`atlas_wm.evaluate.env_pool.EnvPool` it happens in other processes meanwhile.
+    """
+
+    def __init__(self, task: Task, image_size: int, timeout: float = 0.0):
+        self.task, self.image_size, self.timeout = task, image_size, timeout
+        self.envs: list[Any] = []
+        self._running: dict[int, _Running] = {}
+        self._answer: Observations = {}
+
+    def open(self) -> Any:
+        """Make a first environment and return its action space."""
+        self._make_envs(1)
+        return self.envs[0].action_space
+
+    def ask(self, what: str, *arguments: Any) -> None:
+        self._answer = getattr(self, what)(*arguments)
+
+    def answer(self) -> Observations:
+        return self._answer
+
+    def reset(self, starts: dict[int, EpisodeStart], budget: int, render: bool) -> Observations:
+        """Begin an episode of at most ``budget`` steps for each start; frames are rendered only if ``render``."""
+        self.budget, self.render = budget, render
+        self._make_envs(len(starts))
+        self._running = {
+            number: _Running(env, start) for env, (number, start) in zip(self.envs, starts.items(), strict=False)
+        }
+        return {number: self._guarded(self._begin, running) for number, running in self._running.items()}
+
+    def act(self, plans: dict[int, np.ndarray]) -> Observations:
+        """Execute the actions (n, A) planned for each episode, until it succeeds or its budget is spent."""
+        return {
+            number: self._guarded(self._execute, self._running[number], actions)
+            for number, actions in plans.items()
+        }
+
+    def close(self) -> None:
+        for env in self.envs:
+            env.close()
+
+    def _make_envs(self, count: int) -> None:
+        while len(self.envs) < count:
+            try:
+                with time_limit(to_make(self.timeout)):
+                    self.envs.append(self.task.make_env())
+            except UserError:
+                raise
+            except Exception as error:
+                raise UserError(f"an environment of {self.task.name} cannot be made: {one_line(error)}") from error
+
+    def _guarded(
+        self, do: Callable[..., Any], running: _Running, *arguments: Any
+    ) -> EpisodeEnd | np.ndarray | None:
+        """What an environment raises ends its episode, not the others, and this environment is not used again."""
+        try:
+            with time_limit(self.timeout):
+                return do(running, *arguments)
+        except UserError:
+            raise
+        except Exception as error:
+            self.envs.remove(running.env)
+            with suppress(Exception):
+                running.env.close()
+            return EpisodeEnd.of_error(one_line(error), running.steps)
+
+    def _begin(self, running: _Running) -> np.ndarray | None:
+        self.task.reset(running.env, running.start.state, running.start.goal)
+        if running.start.film:
+            running.film.append(running.env.render())
+        return self._frame(running)
+
+    def _execute(self, running: _Running, actions: np.ndarray) -> EpisodeEnd | np.ndarray | None:
+        """Success is what the environment reports at any step. A film gets a frame every ``FILM_EVERY`` steps, the
+        first and the last included, and the goal at its end."""
+        for action in actions[: self.budget - running.steps]:
+            _, _, terminated, _, _ = running.env.step(np.asarray(action, np.float32))
+            running.success = self.task.reached(running.env, running.start.goal, bool(terminated))
+            running.steps += 1
+            running.last_states.append(self.task.state(running.env))
+            last = running.success or running.steps == self.budget
+            if running.start.film and (running.steps % FILM_EVERY == 0 or last):
+                running.film.append(running.env.render())
+            if running.success:
+                break
+        return self._end(running) if running.success or running.steps == self.budget else self._frame(running)
+
+    def _end(self, running: _Running) -> EpisodeEnd:
+        distance = self.task.distance(running.last_states[-1], running.start.goal)
+        if running.start.film:
+            self.task.reset(running.env, running.start.goal, running.start.state)
+            running.film.append(running.env.render())
+        film = np.stack(running.film) if running.film else None
+        return EpisodeEnd(bool(running.success), running.steps, distance, np.stack(running.last_states), film)
+
+    def _frame(self, running: _Running) -> np.ndarray | None:
+        """Reduced here, so that little travels; contiguous, so that its layout is the same from anywhere."""
+        if not self.render:
+            return None
+        return reduce_frames(frame_to_tensor(running.env.render()), self.image_size)[0].contiguous().numpy()
