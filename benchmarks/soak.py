@@ -61,7 +61,7 @@ def evaluations(run: Path, data: Path, count: int, episodes: int) -> list[list[f
             workers=1,
             films=1,
             device="cpu",
-            stages="remote",
+            environments="remote",
             on_progress=lambda *_: found[-1].append(resident()),
         )
         found[-1].append(resident())

@@ -80,7 +80,7 @@ def evaluation(
         "data": EvaluatedData("data/tworoom.lance", data),
         "novelty_bank": NoveltyBank(1000, 50, 0, "training data", data),
         "device": "cpu",
-        "stages": "local",
+        "environments": "local",
         "workers": 2,
         "processes": 1,
         "film_every": 5,

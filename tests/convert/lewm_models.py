@@ -26,6 +26,7 @@ from atlas_wm.config import (
 )
 from atlas_wm.errors import UserError
 from atlas_wm.models.world_model import WorldModel
+from atlas_wm.runs.model import save_model
 
 
 def vit(width=192, depth=12, heads=3, mlp=768, patch=14, image=224) -> ViTModel:
@@ -102,7 +103,7 @@ def own_run(folder, config: ModelConfig):
     model = WorldModel(config, 2)
     data = DataInfo("nowhere.h5", "0" * 16, 1, 1, 1, 1)
     model.run = RunInfo("tworoom", "atlas", "demo", 2, RunConfig(config, ObjectiveConfig(wemreg=1.0)), data, "cpu")
-    model.save_pretrained(folder)
+    save_model(model, folder)
     return folder
 
 

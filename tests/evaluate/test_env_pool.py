@@ -76,13 +76,13 @@ def test_records_and_films_are_the_same_from_any_number_of_stage_processes(setup
 def test_reports_are_the_same_from_worker_and_from_stage_processes(setup, run_folder, tmp_path):
     protocol = Protocol(20, 30, 6, (8, 9))
     folder = shutil.copytree(run_folder, tmp_path / "run")
-    workers, env_batches = (
+    workers, pool = (
         evaluate(folder, [protocol], workers=2, films=1, device="cpu", environments=where)[0]
         for where in ("local", "remote")
     )
-    assert (workers.env_batches, env_batches.env_batches, env_batches.workers) == ("local", "remote", 2)
+    assert (workers.environments, pool.environments, pool.workers) == ("local", "remote", 2)
     for policy in ("model", "random", "replay"):
-        assert workers.policies[policy].episodes == env_batches.policies[policy].episodes
+        assert workers.policies[policy].episodes == pool.policies[policy].episodes
 
 
 class Counting(gym.Wrapper):
@@ -100,16 +100,16 @@ class Counting(gym.Wrapper):
 
 
 def test_a_frame_is_drawn_for_each_plan_and_none_for_random_actions(setup, data, rows, task):
-    envs, planner = EnvBatch(task, 32), Worker(setup).planner
-    envs.envs = envs = [Counting(task.make_env()) for _ in rows]
-    records, _ = run_episodes([envs], data, planning_policy(planner, 8), rows, 20, budget=60)
+    batch, planner = EnvBatch(task, 32), Worker(setup).planner
+    batch.envs = envs = [Counting(task.make_env()) for _ in rows]
+    records, _ = run_episodes([batch], data, planning_policy(planner, 8), rows, 20, budget=60)
     for env, record in zip(envs, records, strict=True):
         assert env.calls == {"render": record.plans, "step": record.steps}
         env.calls.clear()
     assert max(record.plans for record in records) == 3
-    run_episodes([envs], data, random_policy(envs.open(), 8), rows, 20, budget=60, render=False)
+    run_episodes([batch], data, random_policy(batch.open(), 8), rows, 20, budget=60, render=False)
     assert all(env.calls["render"] == 0 < env.calls["step"] for env in envs)
-    assert envs.envs is envs and len(envs) == len(rows)  # kept
+    assert batch.envs is envs and len(envs) == len(rows)  # kept
 
 
 def test_one_stage_acts_while_another_is_planned_for(data, rows, task):
@@ -156,7 +156,7 @@ class MoodyEnv(gym.Wrapper):
         return self.env.step(action)
 
 
-def two_moody_stages(timeout: float = 0) -> EnvPool:
+def two_moody_processes(timeout: float = 0) -> EnvPool:
     envs = EnvPool(Moody().spec, 32, 2, timeout)
     begin(envs)
     return envs
@@ -175,7 +175,7 @@ def provoke(envs: EnvPool, mood: int) -> Observations:
 
 @pytest.mark.slow
 def test_an_environment_that_raises_dies_or_hangs_ends_its_episode_and_no_other():
-    with closing(two_moody_stages(timeout=5)) as envs:
+    with closing(two_moody_processes(timeout=5)) as envs:
         for mood, error, lost in (
             (7, "ValueError: stuck, on 1 thread", False),
             (8, "its process died (SIGKILL): out of memory?", True),
@@ -198,8 +198,8 @@ INTERRUPTED = """
 import signal, sys; sys.path.insert(0, sys.argv[1])
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell has it ignored by what it runs in the background
 from contextlib import closing
-from test_stages import provoke, two_moody_stages
-with closing(two_moody_stages()) as envs:
+from test_env_pool import provoke, two_moody_processes
+with closing(two_moody_processes()) as envs:
     print(*(p.process.pid for p in envs._processes), flush=True)
     provoke(envs, 9)
 """

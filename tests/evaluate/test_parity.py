@@ -222,12 +222,12 @@ def calibrate(model: WorldModel, data: EpisodeData, rows: np.ndarray, offset: in
 
 
 def run_here(
-    policy: Policy, case: Case, data: EpisodeData, rows: np.ndarray, offset: int, look: bool = True
+    policy: Policy, case: Case, data: EpisodeData, rows: np.ndarray, offset: int, render: bool = True
 ) -> tuple[list[EpisodeRecord], list[Recorder]]:
     envs = [Recorder(data.task.make_env(), data.task) for _ in rows]
-    envs = EnvBatch(data.task, data.image_size)
-    envs.envs = envs
-    return run_episodes([envs], data, policy, rows.tolist(), offset, case.budget, render=look)[0], envs
+    batch = EnvBatch(data.task, data.image_size)
+    batch.envs = envs
+    return run_episodes([batch], data, policy, rows.tolist(), offset, case.budget, render=render)[0], envs
 
 
 def compare(

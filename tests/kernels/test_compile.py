@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-import atlas_wm.models
+import atlas_wm.kernels
 
 pytestmark = pytest.mark.slow
 
@@ -23,8 +23,8 @@ def test_every_kernel_compiles_as_models_of_the_papers_size_call_it(tmp_path):
     )
     assert done.returncode == 0, done.stderr[-3000:]
     launched = {
-        f"atlas_wm.models.{path.stem}.{name}"
-        for path in Path(atlas_wm.models.__path__[0]).glob("*.py")
+        f"atlas_wm.kernels.{path.stem}.{name}"
+        for path in Path(atlas_wm.kernels.__path__[0]).glob("*.py")
         for name in re.findall(r"^\s+(_\w+)\[.*\]\(", path.read_text(), re.MULTILINE)
     }
     assert len(launched) >= 16

@@ -127,7 +127,7 @@ def damage(**changes: Any) -> str:
         ("{", "cannot be read"),
         ("[]", "damaged"),
         ("{}", "damaged"),
-        (damage(format=2), "has format 2, this version reads 1: run `atlas eval` again"),
+        (damage(format=2), "has format 3, this version reads 2: run `atlas eval` again"),
         (damage(format=0), "has format 0"),
         (damage(extra=1), "unknown setting in the evaluation 'extra'"),
         (damage(precision="auto"), "precision must be"),
@@ -152,7 +152,7 @@ def test_a_file_that_is_no_result_is_refused_in_one_line(tmp_path, text, said):
 def test_settings_are_recorded_as_they_were_used_and_nothing_is_lost(run_folder, tmp_path):
     """A smaller evaluation after a larger one, as from the command line."""
     run = Path(shutil.copytree(run_folder, tmp_path / "run", ignore=shutil.ignore_patterns("evaluation")))
-    options = {"films": 1, "workers": 1, "device": "cpu", "stages": "local"}
+    options = {"films": 1, "workers": 1, "device": "cpu", "environments": "local"}
     (large,) = evaluate(run, [Protocol(10, 12, 4, (1, 2))], **options)
     (small,) = evaluate(run, [Protocol(10, 12, 2, (1,))], plain=True, precision="bf16", **options)
     assert read_results(run) == {r.name: r for r in (large, small)}

@@ -14,6 +14,7 @@ from atlas_wm.models.predictors import CausalPredictor
 from atlas_wm.models.world_model import WorldModel
 from atlas_wm.recipes import demo
 from atlas_wm.train import agreement
+from atlas_wm.train.step import fusable
 
 pytest.importorskip("triton")
 from atlas_wm.kernels import predictor as fused_predictor
@@ -86,16 +87,16 @@ CHANGES = {
     "hook": (hook, "blocks.0.mlp has hooks"),
     "patched": (swap(f"{BLOCK}.forward", lambda x: x), "blocks.0 has a forward of its own"),
     "subclass": (lambda m: setattr(m, "encoder", OwnForward(m.config.encoder)), "OwnForward has a forward of its"),
-    "stranger": (lambda m: setattr(m, "encoder", nn.Identity()), "Identity is not a ViTEncoder"),
+    "stranger": (lambda m: setattr(m, "encoder", nn.Identity()), "Identity offers none"),
 }
 
 
 @pytest.mark.parametrize("name", CHANGES)
 def test_an_encoder_that_was_changed_is_not_fused(model, name):
     change, why = CHANGES[name]
-    assert model.encoder.fused_obstacle() == ""
+    assert fusable(model)["encoder"] == ""
     change(model)
-    assert why in model.encoder.fused_obstacle()
+    assert why in fusable(model)["encoder"]
 
 
 @pytest.mark.parametrize(

@@ -220,7 +220,7 @@ def evaluate(
     results = _run(setup, data, jobs, run_beside_envs if remote else run_in_workers, workers, on_progress)
 
     work: dict[str, Any] = {"workers": workers, "processes": world_size()}
-    work["stages"] = "remote" if remote else "local"
+    work["environments"] = "remote" if remote else "local"
     work["written"] = datetime.now(UTC).isoformat(timespec="seconds")
     reports = []
     for protocol in protocols:

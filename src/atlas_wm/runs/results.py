@@ -14,7 +14,7 @@ from atlas_wm.errors import UserError, short
 from atlas_wm.runs.files import read_json, write_atomically, write_json, writing
 from atlas_wm.settings import check_types, from_dict, to_dict, within
 
-FORMAT = 1  # earlier files have no number: see _earlier
+FORMAT = 2  # earlier files have no number: see _earlier
 FOLDER = "evaluation"
 MOST_COUNT, MOST_BUDGET = 2**53, 1_000_000  # of rows and plans; steps of an episode
 PolicyName = Literal["model", "random", "replay"]
@@ -161,7 +161,7 @@ class EvaluationResult:
     data: EvaluatedData
     novelty_bank: NoveltyBank
     device: str
-    stages: str | None
+    environments: str | None  # local: in the processes that plan; remote: in an env pool beside the planner
     workers: int | None
     processes: int | None
     film_every: int  # steps between two frames of a film
@@ -260,7 +260,10 @@ class EvaluationResult:
     def parse(cls, data: Any, path: Path) -> "EvaluationResult":
         """What a file holds, checked. ``path`` is named where it is no evaluation."""
         found = data.get("format") if isinstance(data, dict) else None
-        if found is not None and found != FORMAT:
+        if found == 1:
+            data = {"environments" if key == "stages" else key: value for key, value in data.items()}
+            data["format"] = FORMAT
+        elif found is not None and found != FORMAT:
             raise UserError(
                 f"{path} has format {short(found)}, this version reads {FORMAT}: run `atlas eval` again, or "
                 f"install the version that wrote it"
@@ -287,7 +290,7 @@ def _earlier(data: Any) -> dict[str, Any]:
         "written": "",
         "format": FORMAT,
     }
-    for name in ("precision", "plain", "stages", "workers", "processes"):
+    for name in ("precision", "plain", "environments", "workers", "processes"):
         new.setdefault(name, None)
     for policy in ("model", "random"):
         if policy in data:

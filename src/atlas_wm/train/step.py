@@ -194,7 +194,10 @@ def _no_waiting(device: torch.device) -> Iterator[None]:
 def fusable(model: WorldModel) -> dict[str, str]:
     """Why a part of the model cannot be trained by fused kernels; "" where it can."""
     parts: dict[str, Any] = {"encoder": model.encoder, "predictor": model.predictor}
-    return {name: part.fused_obstacle() for name, part in parts.items()}
+    return {
+        name: part.fused_obstacle() if hasattr(part, "fused_obstacle") else f"{type(part).__name__} offers none"
+        for name, part in parts.items()
+    }
 
 
 def agreeing(model: WorldModel, parts: dict[str, str]) -> dict[str, str]:
