@@ -3,7 +3,8 @@
 import os
 import shutil
 
-os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # before torch: see atlas_wm/cli.py
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # before torch: see atlas_wm/cli/app.py
+os.environ.setdefault("TRITON_INTERPRET", "1")  # before triton: kernels run in its interpreter, on the CPU
 
 from dataclasses import replace
 from pathlib import Path
@@ -118,13 +119,10 @@ def bf16_products(monkeypatch):
 
 
 def pytest_configure(config):
-    """Before triton is imported: its kernels run in its interpreter, on the CPU, unless only tests/gpu is asked for
-    (`make test-gpu`)."""
+    """`make test-gpu`: kernels run on the GPU, not in Triton's interpreter."""
     asked = [(config.invocation_params.dir / arg.partition("::")[0]).resolve() for arg in config.args]
     if all(path.is_relative_to(Path(__file__).parent / "gpu") for path in asked):
         os.environ.pop("TRITON_INTERPRET", None)
-    else:
-        os.environ.setdefault("TRITON_INTERPRET", "1")
 
 
 def pytest_collection_modifyitems(items):
