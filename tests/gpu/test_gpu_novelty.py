@@ -6,8 +6,8 @@ import torch
 from on_device import DEVICE, FLOAT32, config_of, images, random_model
 from scipy.spatial import cKDTree
 
-from atlas_wm import geometry
 from atlas_wm.losses.relational import EPSILON_0
+from atlas_wm.models import geometry
 from atlas_wm.models.bank import LatentBank
 from atlas_wm.models.geometry import knn_novelty
 from atlas_wm.plan.planner import Planner

@@ -6,10 +6,10 @@ import torch
 from scipy.spatial import cKDTree
 from scipy.stats import percentileofscore
 
-from atlas_wm import geometry
 from atlas_wm.diagnose.stability import relational_distortion
 from atlas_wm.losses import normalized_distances, relational
 from atlas_wm.losses.relational import EPSILON_0
+from atlas_wm.models import geometry
 from atlas_wm.models.geometry import Scale, knn_novelty, percentile
 from atlas_wm.rng import make_rng
 from atlas_wm.theory import uniform_distortion_bound
