@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from lightning.fabric import Fabric
 from torch import Tensor, nn
 
 from atlas_wm.config import IMAGENET_MEAN, IMAGENET_STD, ModelConfig, RunConfig
@@ -16,7 +15,7 @@ from atlas_wm.convert.lewm import installed_names_are_old, old_name, to_lewm
 from atlas_wm.models.world_model import WorldModel
 from atlas_wm.recipes import paper
 from atlas_wm.tasks.base import import_harness
-from atlas_wm.train.step import CapturedStep, PlainStep, Step, precision_of
+from atlas_wm.train.step import CapturedStep, PlainStep, Step
 
 PEAK = 790e12  # measured rate of an H200 for a large bf16 matrix product, FLOP/s
 
@@ -92,8 +91,7 @@ def our_step(
     model.train()
     if fast:
         return CapturedStep(model, config, device, compiled=compiled)
-    fabric = Fabric(accelerator=device.type, devices=1, precision=precision_of(config.train, device))
-    return PlainStep(fabric, fabric.setup_module(model), config)
+    return PlainStep(model.to(device), config, device)
 
 
 def milliseconds(device: torch.device, rounds: int, *functions: Callable[[], Any]) -> list[float]:

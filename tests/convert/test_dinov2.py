@@ -11,7 +11,7 @@ from safetensors.torch import load_file, save_file
 from atlas_wm.config import EncoderConfig, ModelConfig, PlanConfig, PredictorConfig, RunConfig, TrainConfig
 from atlas_wm.convert.dinov2 import load_dinov2
 from atlas_wm.data.dataset import EpisodeData
-from atlas_wm.data.token_cache import TokenCache, worth_keeping, write_tokens
+from atlas_wm.data.token_cache import TokenCache, worth_caching, write_tokens
 from atlas_wm.errors import UserError
 from atlas_wm.methods import METHODS
 from atlas_wm.models.encoders import ViTEncoder
@@ -188,9 +188,9 @@ def test_a_token_file_holds_every_row_and_travels_to_loader_processes(tmp_path, 
 
 
 def test_tokens_are_kept_where_that_saves_work_and_fits(tmp_path):
-    assert worth_keeping((100, 4, 3), 101, tmp_path)
-    assert not worth_keeping((100, 4, 3), 100, tmp_path)
-    assert not worth_keeping((10**12, 256, 384), 10**14, tmp_path)
+    assert worth_caching((100, 4, 3), 101, tmp_path)
+    assert not worth_caching((100, 4, 3), 100, tmp_path)
+    assert not worth_caching((10**12, 256, 384), 10**14, tmp_path)
 
 
 def test_the_recipe_of_the_paper():

@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 import torch
 
-from atlas_wm.data import resident
+from atlas_wm.data import frame_cache
 from atlas_wm.data.clips import ClipDataset, clip_index, fit_normalizer
 from atlas_wm.data.dataset import EpisodeData
 from atlas_wm.data.frame_cache import cache_on_device, tiled, untiled
@@ -53,11 +53,11 @@ def test_every_image_size_comes_back_as_it_was(size):
 
 
 def test_what_does_not_fit_stays_on_disk_unless_it_has_to(tworoom_frames, monkeypatch, caplog):
-    monkeypatch.setattr(resident, "_free_memory", lambda device: 1000)
+    monkeypatch.setattr(frame_cache, "_free_memory", lambda device: 1000)
     with caplog.at_level("INFO", "atlas_wm"):
         assert cache_on_device(tworoom_frames, torch.device("cpu"), workers=1) is None
     assert "frames stay on disk" in caplog.text
-    assert cache_on_device(tworoom_frames, torch.device("cpu"), workers=1, whatever=True) is not None
+    assert cache_on_device(tworoom_frames, torch.device("cpu"), workers=1, always=True) is not None
 
 
 def test_batches_from_kept_frames_are_those_from_disk(tworoom_frames, tiny_config):

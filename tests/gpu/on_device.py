@@ -4,7 +4,6 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 import torch
-from lightning.fabric import Fabric
 from torch import Tensor
 
 from atlas_wm.config import RunConfig
@@ -59,10 +58,7 @@ def clips(config: RunConfig, count: int, batch: int = 16) -> list[Batch]:
 def step_of(model: WorldModel, config: RunConfig, *, plain: bool = False, steps: int = 1000) -> Step:
     """As training makes it."""
     model.train()
-    fabric = Fabric(
-        accelerator=DEVICE.type, devices=[0] if DEVICE.type == "cuda" else 1, precision=config.train.precision
-    )
-    return make_step(fabric, model, fabric.setup_module(model), config, steps, plain)
+    return make_step(model.to(DEVICE), config, DEVICE, steps, plain)
 
 
 class StepResult(NamedTuple):

@@ -83,7 +83,7 @@ def test_frames_kept_on_the_device_train_the_same_model(task, dataset_path, tmp_
 def test_kept_frames_are_the_frames(task, dataset_path, size):
     data = EpisodeData(dataset_path, task, image_size=size, frameskip=5)
     data.actions = data.actions[:300]
-    kept = cache_on_device(data, torch.device(DEVICE), workers=1, whatever=True)
+    kept = cache_on_device(data, torch.device(DEVICE), workers=1, always=True)
     rows = np.random.default_rng(0).integers(0, 300, (20, 4))
     expected = data.frames_of(rows.reshape(-1)).unflatten(0, (20, 4))
     assert torch.equal(kept.read(rows).cpu(), expected)
@@ -134,7 +134,7 @@ def test_killed_and_started_again_a_run_ends_where_it_would_have(dataset_path, t
         for process in started:
             process.kill()
     said = broken.with_suffix(".txt").read_text()
-    assert f"going on from step {reached} of {STEPS}" in said and "fast path: off" not in said
+    assert f"resuming from step {reached} of {STEPS}" in said and "fast path: off" not in said
     assert [int(row["step"]) for row in rows_of(broken)] == list(range(25, STEPS + 1, 25))
     expected, found = totals(whole), totals(broken)
     assert expected[-1] < 0.8 * expected[0]

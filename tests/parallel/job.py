@@ -12,12 +12,12 @@ from typing import Any
 
 import torch
 from forked import fork
-from lightning.fabric import Fabric
 from torch import Tensor, nn
 
 from atlas_wm.config import BUILT_IN_TERMS, ObjectiveConfig, RunConfig
-from atlas_wm.data.clips import Batch, ClipDataset, clip_index, fit_normalizer, split_clips
+from atlas_wm.data.clips import Batch
 from atlas_wm.data.dataset import EpisodeData
+from atlas_wm.data.training_set import open_training_set
 from atlas_wm.losses.objective import ClipLatents, objective
 from atlas_wm.models.layers import BatchNorm
 from atlas_wm.models.world_model import WorldModel
@@ -26,10 +26,10 @@ from atlas_wm.parallel.processes import from_all, gather_rows, is_main, shard, s
 from atlas_wm.recipes import demo
 from atlas_wm.rng import make_rng
 from atlas_wm.tasks import get_task
-from atlas_wm.train import loop
-from atlas_wm.train.loop import fit, measure_batchnorm, validate
-from atlas_wm.train.monitors import CollapseWatch
+from atlas_wm.train.loop import fit
+from atlas_wm.train.monitors import CollapseMonitor
 from atlas_wm.train.step import PlainStep, whole_batch
+from atlas_wm.train.validation import VALIDATION_BATCHES, measure_batchnorm, validate
 
 CLIPS = 7  # divisible neither by 2 nor by 4
 METHODS = ("atlas", "lewm", "pldm", "fast-wm")
@@ -105,8 +105,7 @@ def steps() -> dict[str, Any]:
         config = config_of(method, clip=0.01)
         torch.manual_seed(0)
         model = WorldModel(config.model, 2).train()
-        fabric = Fabric(accelerator="cpu", devices=1, precision="64-true")
-        step = PlainStep(fabric, fabric.setup_module(model), config)
+        step = PlainStep(model, config, torch.device("cpu"))
         used: dict[str, Tensor] = {}
         step.optimizer.zero_grad = lambda model=model, used=used: used.update(  # instead of forgetting them
             {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
@@ -120,20 +119,17 @@ def steps() -> dict[str, Any]:
 def training(path: str) -> dict[str, Any]:
     """Twenty steps on real data, with validation and measured statistics; then on three clips only."""
     config = config_of("atlas", steps=20, batch=15, log_every=5, validate_every=10, batchnorm_batches=3)
-    data = EpisodeData(path, get_task("tworoom"), 32, 5)
-    index = split_clips(clip_index(data.lengths, 16), len(data.lengths), config.train)
-    normalizer = fit_normalizer(data, index[0], config.model)
-    few = index[1].take(torch.arange(3).numpy())
-    parts = [ClipDataset(data, clips, normalizer, config.model) for clips in (*index, few)]
+    training_set = open_training_set(path, get_task("tworoom"), config)
     torch.manual_seed(0)
-    model = WorldModel(config.model, 2, normalizer)
+    model = WorldModel(config.model, 2, training_set.normalizer)
+    model.register_forward_pre_hook(lambda _, inputs: (inputs[0], inputs[1].double()))  # the dataset has floats
     rows: list[dict[str, float]] = []
-    fit(model, *parts[:2], config, torch.device("cpu"), lambda step, row: rows.append(row))
+    cpu = torch.device("cpu")
+    fit(model, training_set, cpu, lambda step, row: rows.append(row))
     weights = {name: t.clone() for name, t in model.state_dict().items()}
-    fabric = Fabric(accelerator="cpu", devices=1, precision="64-true")
-    wrapped = fabric.setup_module(model)
-    on_few = validate(fabric, wrapped, parts[2], config, CollapseWatch())
-    measure_batchnorm(fabric, wrapped, parts[2], config)
+    few = training_set.validation.take(torch.arange(3).numpy())
+    on_few = validate(model, training_set.sample_batches(few, VALIDATION_BATCHES, cpu), config, CollapseMonitor())
+    measure_batchnorm(model, training_set.sample_batches(few, config.train.batchnorm_batches, cpu))
     statistics = {name: t for name, t in model.state_dict().items() if "running" in name}
     for row in rows:
         del row["clips_per_second"]
@@ -146,7 +142,6 @@ def measure(path: str, file: Path) -> None:
         found = {"terms": terms(), "batchnorm": batchnorm()}
         torch.set_default_dtype(torch.float64)
         torch.Tensor.float = torch.Tensor.double
-        loop.precision_of = lambda settings, device: "64-true"
         found |= {"steps": steps(), "training": training(path)}
         results = from_all(found)
         if is_main():

@@ -11,7 +11,7 @@ from safetensors.torch import load_file
 
 from atlas_wm.cli.app import main
 from atlas_wm.errors import UserError
-from atlas_wm.parallel.launch import ProcessInfo, process_info
+from atlas_wm.parallel.launch import ProcessInfo, first_node, process_info
 
 pytestmark = pytest.mark.slow
 
@@ -163,3 +163,20 @@ def test_the_script_of_a_slurm_job_is_one_process(monkeypatch):
     }.items():
         monkeypatch.setenv(f"SLURM_{name}", value)
     assert process_info() == ProcessInfo(5, 8, 1, 4)
+
+
+@pytest.mark.parametrize(
+    ("nodes", "first"),
+    [
+        ("localhost", "localhost"),
+        ("gpu3,gpu7", "gpu3"),
+        ("gpu[03-05,9],cpu1", "gpu03"),
+        ("gpu[7,9]", "gpu7"),
+        ("gpu[7]", "gpu7"),
+        ("cpu1,gpu[03-05]", "cpu1"),
+        ("rack[0-1]n[2-4]", "rack0n2"),
+        ("node-a[1-2]-ib", "node-a1-ib"),
+    ],
+)
+def test_the_first_node_of_a_slurm_list(nodes, first):
+    assert first_node(nodes) == first

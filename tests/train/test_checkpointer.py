@@ -109,8 +109,8 @@ def test_a_run_goes_on_from_the_checkpoint_before_a_damaged_one(
     last.write_bytes(last.read_bytes()[:-1])
     with caplog.at_level(logging.INFO, "atlas_wm"):
         run = short_train(short_config(), dataset_path, tmp_path / "run")
-    assert f"{last} is damaged" in caplog.text and "the one before it is used" in caplog.text
-    assert "going on from step 3 of 60" in caplog.text and before.name == "step-00000003.safetensors"
+    assert f"{last} is damaged" in caplog.text and "using the one before it" in caplog.text
+    assert "resuming from step 3 of 60" in caplog.text and before.name == "step-00000003.safetensors"
     assert same_result(run, undisturbed)
 
 
@@ -118,7 +118,7 @@ def test_without_a_whole_checkpoint_nothing_is_guessed(dataset_path, interrupted
     staging = again(interrupted, tmp_path)
     for path in checkpoints_in(staging):
         path.write_bytes(b"")
-    with pytest.raises(UserError, match=r"none of its checkpoints is whole: .*--overwrite"):
+    with pytest.raises(UserError, match=r"none of its checkpoints is intact: .*--overwrite"):
         short_train(short_config(), dataset_path, tmp_path / "run")
     assert len(checkpoints_in(staging)) == 2
     run = short_train(short_config(steps=7), dataset_path, tmp_path / "run", overwrite=True)
@@ -146,7 +146,7 @@ def fill(disk: Path, leave: int) -> Path:
 
 @pytest.mark.parametrize("checked", [True, False], ids=["seen before", "met while writing"])
 def test_a_full_disk_costs_nothing_that_was_saved(dataset_path, undisturbed, small_disk, monkeypatch, checked):
-    monkeypatch.setattr(checkpoint, "ROOM", 2**14 if checked else -(2**40))
+    monkeypatch.setattr(checkpoint, "SPARE", 2**14 if checked else -(2**40))
     reports = []
 
     def fill_at_second(progress) -> None:
@@ -157,7 +157,7 @@ def test_a_full_disk_costs_nothing_that_was_saved(dataset_path, undisturbed, sma
     with pytest.raises(UserError) as said:
         short_train(short_config(), dataset_path, small_disk / "run", on_progress=fill_at_second)
     message = str(said.value)
-    assert "free some space" in message and "the same command goes on" in message and "\n" not in message
+    assert "free some space" in message and "run the same command again" in message and "\n" not in message
     assert not (small_disk / "run").exists() and not list(small_disk.rglob("*.tmp"))
     assert read_saved(checkpoints_in(small_disk / "run.partial")[0]).step == 10
     (small_disk / "filler").unlink()
@@ -183,7 +183,7 @@ def test_the_estimate_covers_what_a_run_holds(dataset_path, tmp_path):
 
     short_train(config, dataset_path, tmp_path / "run", on_progress=look)
     model = WorldModel(config.model, 2)
-    assert 0 < most < bytes_needed(model, config.train, 21) + checkpoint.ROOM
+    assert 0 < most < bytes_needed(model, config.train, 21) + checkpoint.SPARE
     assert bytes_needed(model, TrainConfig(save_every=1), 100) > bytes_needed(model, TrainConfig(), 100)
 
 
@@ -228,7 +228,7 @@ def test_by_default_checkpoints_take_a_hundredth_of_the_time(tmp_path, monkeypat
     assert not checkpointer._is_due(1)
     now[0] = 60.0
     assert checkpointer._is_due(2)
-    checkpointer.mark, checkpointer.cost = 60.0, 3.0
+    checkpointer.last_save, checkpointer.save_seconds = 60.0, 3.0
     now[0] = 359.0
     assert not checkpointer._is_due(3)
     now[0] = 360.0

@@ -10,8 +10,8 @@ import pytest
 import torch
 from torch import nn
 
-from atlas_wm.data.clips import ClipDataset, clip_index, fit_normalizer, split_clips
-from atlas_wm.data.dataset import EpisodeData
+from atlas_wm.data.clips import ClipDataset
+from atlas_wm.data.training_set import TrainingSet, open_training_set
 from atlas_wm.errors import UserError
 from atlas_wm.models.world_model import WorldModel
 from atlas_wm.plan.planner import Planner
@@ -21,14 +21,12 @@ from atlas_wm.train.loop import fit, train
 from atlas_wm.train.schedule import warmup_cosine
 
 
-def losses_of(data: EpisodeData, config) -> tuple[WorldModel, list[dict[str, float]]]:
-    training, validation = split_clips(clip_index(data.lengths, 16), len(data.lengths), config.train)
-    normalizer = fit_normalizer(data, training, config.model)
+def losses_of(training_set: TrainingSet) -> tuple[WorldModel, list[dict[str, float]]]:
+    config = training_set.config
     torch.manual_seed(config.train.seed)
-    model = WorldModel(config.model, 2, normalizer)
+    model = WorldModel(config.model, 2, training_set.normalizer)
     rows: list[dict[str, float]] = []
-    parts = [ClipDataset(data, part, normalizer, config.model) for part in (training, validation)]
-    fit(model, *parts, config, torch.device("cpu"), lambda step, row: rows.append(row))
+    fit(model, training_set, torch.device("cpu"), lambda step, row: rows.append(row))
     return model, rows
 
 
@@ -53,20 +51,20 @@ def test_twenty_golden_steps(dataset_path, task, method):
 
     config = demo(method)
     config = replace(config, train=replace(config.train, steps=20, batch=16, log_every=1, validate_every=100))
-    _, rows = losses_of(EpisodeData(dataset_path, task, 32, 5), config)
+    _, rows = losses_of(open_training_set(dataset_path, task, config))
     assert [row["total"] for row in rows] == pytest.approx(GOLDEN[method], rel=0.005)
 
 
 def test_training_lowers_the_loss(dataset_path, task, tiny_config):
     config = replace(tiny_config, train=replace(tiny_config.train, steps=60, log_every=5))
-    _, rows = losses_of(EpisodeData(dataset_path, task, 32, 5), config)
+    _, rows = losses_of(open_training_set(dataset_path, task, config))
     assert rows[-1]["total"] < 0.7 * rows[0]["total"]
     assert rows[-1]["val_total"] < 0.7 * rows[0]["total"]
 
 
 def test_the_same_seed_trains_the_same_model(dataset_path, task, tiny_config):
-    data = EpisodeData(dataset_path, task, 32, 5)
-    first, second = (losses_of(data, tiny_config)[0].state_dict() for _ in range(2))
+    training_set = open_training_set(dataset_path, task, tiny_config)
+    first, second = (losses_of(training_set)[0].state_dict() for _ in range(2))
     assert all(torch.equal(first[name], second[name]) for name in first)
 
 
@@ -93,7 +91,7 @@ def test_a_run_folder_holds_everything(run_folder, tiny_config):
 
 @pytest.mark.usefixtures("one_thread")
 def test_a_loaded_model_plans_what_the_trained_one_plans(dataset_path, task, tiny_config, run_folder):
-    trained, _ = losses_of(EpisodeData(dataset_path, task, 32, 5), tiny_config)
+    trained, _ = losses_of(open_training_set(dataset_path, task, tiny_config))
     rng = np.random.default_rng(0)
     frame, goal = rng.integers(0, 255, (2, 224, 224, 3), dtype=np.uint8)
     loaded = Planner(load_model(run_folder)).plan(frame, goal)  # the run's own plan settings
@@ -121,13 +119,13 @@ def test_batchnorm_statistics_are_those_of_fresh_batches_as_the_model_is_used(
     dataset_path, task, tiny_config, precision
 ):
     """The running mean of the last norm equals the mean of its input over the measured batches, in float32."""
-    data = EpisodeData(dataset_path, task, 32, 5)
     settings = replace(tiny_config.train, steps=3, batchnorm_batches=1, precision=precision)
     config = replace(tiny_config, train=settings)
-    model, _ = losses_of(data, config)
-    training, _ = split_clips(clip_index(data.lengths, 16), len(data.lengths), config.train)
-    order = np.random.default_rng([config.train.seed, 3]).permutation(len(training))[:16].tolist()
-    batch = ClipDataset(data, training, model.normalizer, config.model).__getitems__(order)
+    training_set = open_training_set(dataset_path, task, config)
+    model, _ = losses_of(training_set)
+    clips = training_set.training
+    order = np.random.default_rng([config.train.seed, 3]).permutation(len(clips))[:16].tolist()
+    batch = ClipDataset(training_set.data, clips, model.normalizer, config.model).__getitems__(order)
     seen: list[torch.Tensor] = []
     norm = model.projector.norm
     assert isinstance(norm, nn.BatchNorm1d)

@@ -18,7 +18,7 @@ from atlas_wm.data.clips import Batch, ClipDataset
 from atlas_wm.errors import UserError
 from atlas_wm.losses.objective import TERMS
 from atlas_wm.train.checkpointer import checkpoints_in, read_saved
-from atlas_wm.train.monitors import CollapseWatch, dead_loaders_named
+from atlas_wm.train.monitors import CollapseMonitor, name_dead_loaders
 
 
 def read_bad(out):
@@ -59,31 +59,31 @@ def test_a_clip_that_is_not_finite_is_named(dataset_path, tmp_path, monkeypatch)
     monkeypatch.setattr(ClipDataset, "__getitems__", broken)
     with pytest.raises(UserError, match="these clips hold numbers that are not finite: row") as said:
         short_train(short_config(validate_every=1000), dataset_path, tmp_path / "run")
-    assert "Mend the dataset" in str(said.value)
+    assert "Repair the dataset" in str(said.value)
     clips = read_bad(tmp_path / "run")["clips"]
     assert all(clip["finite"] == (clip["row"] >= 200) for clip in clips) and len(clips) == 8
 
 
 def test_no_step_waits_for_the_device(dataset_path, tmp_path, monkeypatch):
     """Losses are read back where something is reported or saved, and nowhere else."""
-    from atlas_wm.train.monitors import Recent
+    from atlas_wm.train.monitors import LossBuffer
 
     reads = []
-    whole = Recent.read
-    monkeypatch.setattr(Recent, "read", lambda self, step: reads.append(step) or whole(self, step))
+    whole = LossBuffer.read
+    monkeypatch.setattr(LossBuffer, "read", lambda self, step: reads.append(step) or whole(self, step))
     short_train(short_config(steps=30, checkpoint_every=15, validate_every=1000), dataset_path, tmp_path / "run")
     assert sorted(set(reads)) == [7, 14, 15, 21, 28, 30]
 
 
 def test_collapse_is_measured_and_told_once(caplog):
-    watch = CollapseWatch()
+    watch = CollapseMonitor()
     spread = torch.randn(40, 4, 8, generator=torch.Generator().manual_seed(0))
-    healthy = watch.look([spread[:20], spread[20:]])
+    healthy = watch.measure([spread[:20], spread[20:]])
     assert healthy["rank"] > 7 and healthy["variance"] == pytest.approx(1, abs=0.2) and not caplog.records
     line = spread[..., :1] * torch.ones(8)
-    flat = watch.look([line])
+    flat = watch.measure([line])
     assert flat["rank"] == pytest.approx(1) and flat["least_variance"] > 0.5
-    watch.look([0 * spread])
+    watch.measure([0 * spread])
     (record,) = caplog.records
     assert "collapse" in record.message and "--objective.wemreg" in record.message
 
@@ -118,7 +118,7 @@ def test_the_signal_of_a_dead_loader_may_follow_its_broken_connection(seconds):
 
     before = signal.signal(signal.SIGALRM, as_torch_does)
     try:
-        with pytest.raises(UserError, match="a loader process died"), dead_loaders_named():
+        with pytest.raises(UserError, match="a loader process died"), name_dead_loaders():
             read_from_the_dead()
         time.sleep(0.2)  # the rest of the program, which the signal must not reach
     finally:
@@ -130,13 +130,13 @@ def test_frames_that_a_dead_loader_did_not_hand_over_are_told_too():
     """A file descriptor that does not come with its message is a RuntimeError of multiprocessing."""
     ours, theirs = socket.socketpair()
     theirs.send(b"x")
-    with ours, theirs, pytest.raises(UserError, match="0 items of ancdata"), dead_loaders_named():
+    with ours, theirs, pytest.raises(UserError, match="0 items of ancdata"), name_dead_loaders():
         recvfds(ours, 1)
 
 
 def test_errors_that_are_not_of_a_loader_stay_what_they_are():
     for error in (OSError("full"), EOFError("short"), RuntimeError("shapes")):
-        with pytest.raises(type(error), match=str(error)), dead_loaders_named():
+        with pytest.raises(type(error), match=str(error)), name_dead_loaders():
             raise error
 
 

@@ -7,7 +7,6 @@ from types import ModuleType
 
 import pytest
 import torch
-from lightning.fabric import Fabric
 from short_runs import metrics, short_config, short_train
 from test_step import NoStream, clips
 
@@ -85,8 +84,7 @@ def test_every_update_fills_the_same_two_tensors(graphs, terms, kind, monkeypatc
     torch.manual_seed(0)
     model = WorldModel(config.model, 2).train()
     if kind == "plain":
-        fabric = Fabric(accelerator="cpu", devices=1)
-        step = make_step(fabric, model, fabric.setup_module(model), config, steps=50, done=7)
+        step = make_step(model, config, torch.device("cpu"), steps=50, done=7)
         assert isinstance(step, PlainStep)
     else:
         step = CapturedStep(model, config, torch.device("cpu"), steps=50, done=7, compiled=False)

@@ -1,4 +1,4 @@
-"""Training never loses work: killed at any moment, the same command goes on, to the same weights bit for bit."""
+"""Training never loses work: killed at any moment, the same command resumes it, to the same weights bit for bit."""
 
 import json
 import os
@@ -101,7 +101,7 @@ def test_the_command_line_says_how_to_go_on(dataset_path, tmp_path, monkeypatch,
         main(["train", "tworoom", *given, "--data", str(dataset_path), "--out", str(tmp_path / "run")])
     assert left.value.code == 143
     (line,) = [line for line in capsys.readouterr().err.splitlines() if line.startswith("atlas: ")]
-    assert "SIGTERM after step 1 of 2" in line and "the same command goes on" in line
+    assert "SIGTERM after step 1 of 2" in line and "run the same command again to resume" in line
 
 
 def test_loader_processes_go_on_at_the_same_clip(dataset_path, undisturbed, tmp_path):

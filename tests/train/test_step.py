@@ -3,11 +3,9 @@
 import logging
 from contextlib import nullcontext
 from dataclasses import replace
-from types import SimpleNamespace
 
 import pytest
 import torch
-from lightning.fabric import Fabric
 
 from atlas_wm.data.clips import Batch
 from atlas_wm.losses import objective
@@ -52,8 +50,7 @@ def updates(make_step, method, steps):
 
 
 def plain(model, config):
-    fabric = Fabric(accelerator="cpu", devices=1)
-    return PlainStep(fabric, fabric.setup_module(model), config)
+    return PlainStep(model, config, torch.device("cpu"))
 
 
 @pytest.mark.parametrize("method", ["atlas", "lewm", "pldm"])
@@ -85,10 +82,9 @@ def test_what_has_no_fused_kernels_is_compiled_in_long_runs(monkeypatch, head_di
     config = paper("atlas")
     model = replace(config.model, predictor=replace(config.model.predictor, head_dim=head_dim))
     config = replace(config, model=model, train=replace(config.train, compile=choice))
-    fabric = SimpleNamespace(device=torch.device("cuda"))
     with torch.device("meta"):
         model = WorldModel(config.model, 2)
-    make_step(fabric, model, None, config, steps)
+    make_step(model, config, torch.device("cuda"), steps)
     assert made == [{"compiled": compiled}]
 
 

@@ -20,8 +20,11 @@ log = logging.getLogger(__name__)
 
 
 class Batch(NamedTuple):
-    frames: Tensor  # (B, T, 3, S, S) uint8, or of a frozen encoder the tokens (B, T, K, w) float16
-    actions: Tensor  # (B, T-1, frameskip·A) standardised: the block from each frame to the next
+    frames: Tensor  # (B, T, 3, S, S) uint8; cached tokens of a frozen encoder: (B, T, K, w) float16
+    actions: Tensor  # (B, T-1, frameskip·A) standardised: the action chunk from each frame to the next
+
+    def to(self, device: torch.device) -> "Batch":
+        return Batch(*(t.to(device, non_blocking=device.type == "cuda") for t in self))
 
 
 @dataclass(frozen=True)
@@ -39,7 +42,7 @@ class ClipIndex:
 
 
 def clip_index(lengths: np.ndarray, rows: int, path: str | Path = "the dataset") -> ClipIndex:
-    """Every window of ``rows`` rows that lies within an episode; ``path`` is for the error."""
+    """Every window of ``rows`` rows within an episode. ``path`` is named in the error."""
     counts = np.maximum(lengths - rows + 1, 0)
     if counts.sum() == 0:
         raise UserError(
@@ -52,7 +55,7 @@ def clip_index(lengths: np.ndarray, rows: int, path: str | Path = "the dataset")
 
 
 def held_out_episodes(episodes: int, config: TrainConfig) -> np.ndarray:
-    """Which episodes only monitor when the split is by episodes: a mask (E,), fixed by the split seed."""
+    """Episodes for validation when the split is by episodes: a mask (E,), fixed by the split seed."""
     order = np.random.default_rng(config.split_seed).permutation(episodes)
     mask = np.zeros(episodes, dtype=bool)
     mask[order[: max(1, round(config.holdout * episodes))]] = True
@@ -76,11 +79,11 @@ def split_clips(index: ClipIndex, episodes: int, config: TrainConfig) -> tuple[C
 def fit_normalizer(
     data: EpisodeData, clips: ClipIndex, config: ModelConfig, bounds: Bounds | None = None
 ) -> Normalizer:
-    """Action statistics of the rows that training clips cover, each row once; ``bounds``: the task's."""
+    """Action statistics over the rows of training clips, each row once. ``bounds``: the task's action bounds."""
     first = data.offsets[clips.episode] + clips.start
     edges = np.zeros(len(data.actions) + 1, dtype=np.int64)
     np.add.at(edges, first, 1)
-    np.add.at(edges, first + config.clip_rows - 1, -1)  # the last frame's action leads out of the clip
+    np.add.at(edges, first + config.clip_rows - 1, -1)  # the action at the last frame leaves the clip
     actions = data.actions[np.cumsum(edges[:-1]) > 0]
     normalizer = Normalizer.fit(actions, bounds)
     share = normalizer.outside(actions)
@@ -94,7 +97,7 @@ def fit_normalizer(
 
 
 class ClipDataset(torch.utils.data.Dataset[Batch]):
-    """Batches of clips by their numbers; the loader hands over a whole list at once."""
+    """Clips by index. The loader asks for a whole batch at once."""
 
     def __init__(
         self,
@@ -102,10 +105,10 @@ class ClipDataset(torch.utils.data.Dataset[Batch]):
         clips: ClipIndex,
         normalizer: Normalizer,
         config: ModelConfig,
-        kept: TokenCache | FrameCache | None = None,
+        cache: TokenCache | FrameCache | None = None,
     ):
-        """``kept``: where frames, or what a frozen encoder made of them, are instead of in the data."""
-        self.data, self.clips, self.normalizer, self.config, self.kept = data, clips, normalizer, config, kept
+        """``cache``: frames, or tokens of a frozen encoder, to read instead of the data."""
+        self.data, self.clips, self.normalizer, self.config, self.cache = data, clips, normalizer, config, cache
 
     def __len__(self) -> int:
         return len(self.clips)
@@ -114,7 +117,7 @@ class ClipDataset(torch.utils.data.Dataset[Batch]):
         clips = self.clips.take(np.asarray(which))
         rows = (self.data.offsets[clips.episode] + clips.start)[:, None] + np.arange(self.config.clip_rows - 1)
         actions = self.normalizer.apply(torch.from_numpy(self.data.actions[rows]))  # (B, 15, A)
-        blocks = actions.unflatten(1, (self.config.clip_frames - 1, self.config.frameskip)).flatten(2)
-        if self.kept is not None:
-            return Batch(self.kept.read(np.c_[rows[:, :: self.config.frameskip], rows[:, -1] + 1]), blocks)
-        return Batch(self.data.frames(clips.episode, clips.start, self.config.clip_frames), blocks)
+        chunks = actions.unflatten(1, (self.config.clip_frames - 1, self.config.frameskip)).flatten(2)
+        if self.cache is not None:
+            return Batch(self.cache.read(np.c_[rows[:, :: self.config.frameskip], rows[:, -1] + 1]), chunks)
+        return Batch(self.data.frames(clips.episode, clips.start, self.config.clip_frames), chunks)

@@ -1,7 +1,7 @@
-"""Frames of a whole dataset in the memory of a GPU: training reads them once and never waits for them again.
+"""All frames of a dataset in GPU memory: training reads each one from disk only once.
 
-Much of a frame of a simulated task is the same as in all others. A frame is kept, without loss, as the tiles in
-which it differs from the background: some kilobytes instead of 150.
+Most of a frame of a simulated task is background. A frame is stored, without loss, as the tiles that differ from
+the background: a few kilobytes instead of 150.
 """
 
 import logging
@@ -19,25 +19,25 @@ from atlas_wm.parallel.launch import own_cores
 
 log = logging.getLogger(__name__)
 LARGEST_TILE = 16  # pixels on a side: the largest divisor of the frame's side up to it
-PLACE = torch.int32  # of a tile in its frame; a frame of 182 × 182 or more may hold more tiles than int16 counts
-SAMPLE = 256  # frames that tell the background, and how much the rest will take
+TILE_INDEX = torch.int32  # a frame of 182 × 182 or more may have more tiles than int16 counts
+SAMPLE = 256  # frames to estimate the background and the memory from
 AT_ONCE = 256  # frames read together
-SHARE = 0.3  # of the free memory that may be taken; twice that while the pieces are put together
+SHARE = 0.3  # of the free memory; building the cache takes twice as much for a moment
 
 
 class FrameCache:
-    """R frames of 3 × S × S: n tiles that differ from the background, frame after frame."""
+    """R frames of 3 × S × S as n tiles that differ from the background, frame by frame."""
 
-    def __init__(self, background: Tensor, tile: int, counts: np.ndarray, places: Tensor, tiles: Tensor):
+    def __init__(self, background: Tensor, tile: int, counts: np.ndarray, indices: Tensor, tiles: Tensor):
         self.background = background  # (K, 3·t²) uint8, K tiles of t × t pixels
         self.tile = tile
         self.counts = counts  # (R,) tiles of each frame
         self.first = np.cumsum(counts) - counts  # (R,)
-        self.places, self.tiles = places, tiles  # (n,) int32: which of the K; (n, 3·t²) uint8
+        self.indices, self.tiles = indices, tiles  # (n,) int32: which of the K; (n, 3·t²) uint8
 
     @property
     def bytes(self) -> int:
-        return self.tiles.nbytes + self.places.nbytes
+        return self.tiles.nbytes + self.indices.nbytes
 
     def read(self, rows: np.ndarray) -> Tensor:
         """The frames of rows of any shape: (..., 3, S, S) uint8 on the device."""
@@ -50,7 +50,7 @@ class FrameCache:
         pinned = torch.from_numpy(chosen)
         which, frame_of = (pinned.pin_memory() if device.type == "cuda" else pinned).to(device, non_blocking=True)
         frames = self.background.repeat(len(flat), 1, 1)  # (N, K, 3·t²)
-        frames[frame_of, self.places[which].long()] = self.tiles[which]
+        frames[frame_of, self.indices[which].long()] = self.tiles[which]
         return untiled(frames, self.tile).unflatten(0, rows.shape)
 
 
@@ -72,39 +72,39 @@ def cache_on_device(
     device: torch.device,
     workers: int = 0,
     *,
-    whatever: bool = False,
+    always: bool = False,
     on_progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> FrameCache | None:
-    """Every frame of the dataset, or None (and a line that says why) where that would take too much of the device's
-    memory; ``whatever``: then too. ``workers``: processes that read [0: one for each core]."""
+    """Cache every frame of the dataset. Returns None, and logs why, where it takes too much device memory, unless
+    ``always``. ``workers``: processes that read [0: one for each core]."""
     rows, size = len(data.actions), data.image_size
     tile = next(t for t in range(LARGEST_TILE, 0, -1) if size % t == 0)
     sample = data.frames_of(np.sort(np.random.default_rng(0).permutation(rows)[:SAMPLE])).to(device)
     background = tiled(sample, tile).median(dim=0).values  # (K, 3·t²)
     share = (tiled(sample, tile) != background).any(dim=-1).float().mean().item()
-    needed = int(1.1 * share * rows * (background.nbytes + PLACE.itemsize * len(background)))
+    needed = int(1.1 * share * rows * (background.nbytes + TILE_INDEX.itemsize * len(background)))
     free = _free_memory(device)
-    if needed > SHARE * free and not whatever:
+    if needed > SHARE * free and not always:
         log.info(
             "frames stay on disk: on the device they would take %.1f of %.1f GB free", needed / 1e9, free / 1e9
         )
         return None
-    counts, places, tiles = np.zeros(rows, np.int64), [], []
+    counts, indices, tiles = np.zeros(rows, np.int64), [], []
     done = 0
     for frames in _in_order(data, workers or own_cores()):
         parts = tiled(frames.to(device, non_blocking=True), tile)
         differs = (parts != background).any(dim=-1)  # (n, K)
         counts[done : done + len(frames)] = differs.sum(dim=1).cpu().numpy()
-        places.append(differs.nonzero()[:, 1].to(PLACE))
+        indices.append(differs.nonzero()[:, 1].to(TILE_INDEX))
         tiles.append(parts[differs])
         done += len(frames)
         on_progress(done, rows)
-    kept = FrameCache(background, tile, counts, torch.cat(places), torch.cat(tiles))
+    cache = FrameCache(background, tile, counts, torch.cat(indices), torch.cat(tiles))
     log.info(
         "fast path: %d frames on the device, %.1f GB (%.0f kB each instead of %.0f)",
-        rows, kept.bytes / 1e9, kept.bytes / rows / 1e3, background.numel() / 1e3,
+        rows, cache.bytes / 1e9, cache.bytes / rows / 1e3, background.numel() / 1e3,
     )  # fmt: skip
-    return kept
+    return cache
 
 
 def _free_memory(device: torch.device) -> int:
@@ -112,7 +112,7 @@ def _free_memory(device: torch.device) -> int:
 
 
 class _Pieces(Dataset[Any]):
-    """The dataset in pieces of some frames, in order. Errors travel as items, since a process would wrap them."""
+    """The frames in order, ``AT_ONCE`` per item. Returns a UserError as an item: see loader.py."""
 
     def __init__(self, data: EpisodeData):
         self.data = data
@@ -130,7 +130,7 @@ class _Pieces(Dataset[Any]):
 
 def _in_order(data: EpisodeData, workers: int) -> Iterator[Tensor]:
     pieces = _Pieces(data)
-    workers = min(workers, len(pieces) // 4)  # a few pieces are read sooner than processes start
+    workers = min(workers, len(pieces) // 4)  # starting processes takes longer than reading a few pieces
     loader: DataLoader[Any] = DataLoader(pieces, batch_size=None, num_workers=workers)
     for piece in loader:
         if isinstance(piece, UserError):

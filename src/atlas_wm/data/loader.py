@@ -1,4 +1,4 @@
-"""The order in which clips are seen: a fresh permutation every epoch, a function of (seed, epoch) alone."""
+"""The order of clips: a new permutation every epoch, a function of (seed, epoch) alone."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -13,9 +13,11 @@ from atlas_wm.rng import TrainRng
 
 
 class EpochBatches(Sampler[list[int]]):
-    """``steps`` batches of clip numbers, less the ``first`` ones; the incomplete rest of an epoch is dropped.
+    """Clip indices of every batch from step ``first`` (from 0) to ``steps``. The last, incomplete batch of an epoch
+    is dropped.
 
-    In several processes ``batch`` is what all of them take together, and each gets its part: the order is the same.
+    ``batch`` counts the clips of all processes together. Each process gets its part, and the order does not depend
+    on the number of processes.
     """
 
     def __init__(self, clips: int, batch: int, steps: int, seed: int, first: int = 0):
@@ -27,7 +29,7 @@ class EpochBatches(Sampler[list[int]]):
         if batch < world_size():
             raise UserError(
                 f"a batch of {batch} has less than one clip for each of {world_size()} processes: "
-                f"raise --train.batch, which is that of all together, or start fewer processes"
+                f"raise --train.batch, which counts the clips of all processes, or start fewer processes"
             )
         self.clips, self.batch, self.steps, self.seed, self.first = clips, batch, steps, seed, first
 
@@ -40,13 +42,13 @@ class EpochBatches(Sampler[list[int]]):
 
     def __iter__(self) -> Iterator[list[int]]:
         for step in range(self.first, self.steps):
-            epoch, place = divmod(step, self.steps_per_epoch)
-            if place == 0 or step == self.first:
+            epoch, position = divmod(step, self.steps_per_epoch)
+            if position == 0 or step == self.first:
                 order = np.random.default_rng([self.seed, TrainRng.SHUFFLE, epoch]).permutation(self.clips)
-            yield shard(order[place * self.batch : (place + 1) * self.batch].tolist())
+            yield shard(order[position * self.batch : (position + 1) * self.batch].tolist())
 
     def of_step(self, step: int) -> list[int]:
-        """The clips of one step, from 1, of all processes."""
+        """The clip indices of one step (from 1), for all processes."""
         with alone():
             return next(iter(EpochBatches(self.clips, self.batch, step, self.seed, first=step - 1)))
 
@@ -56,7 +58,7 @@ def _as_is(batch: Any) -> Any:
 
 
 class _ErrorsAsItems(Dataset[Any]):
-    """A loader process would wrap what it raises in its traceback, so an error the user can mend is handed over."""
+    """Returns a UserError as an item: raised in a loader process, it would arrive wrapped in a traceback."""
 
     def __init__(self, dataset: ClipDataset):
         self.dataset = dataset
@@ -77,7 +79,7 @@ class _Loader(DataLoader[Any]):
 
 
 def make_loader(dataset: ClipDataset, batches: EpochBatches, workers: int, pin: bool) -> "DataLoader[Any]":
-    """A loader whose items are whole :class:`Batch` es."""
+    """A loader that yields a whole :class:`Batch` per step."""
     return _Loader(
         _ErrorsAsItems(dataset),
         batch_sampler=batches,

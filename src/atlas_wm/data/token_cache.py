@@ -1,4 +1,4 @@
-"""Patch tokens of a frozen encoder, computed once for each row and kept in a file while a run is trained."""
+"""Patch tokens of a frozen encoder, computed once for each row and cached in a file during training."""
 
 import shutil
 from collections.abc import Callable
@@ -15,14 +15,14 @@ ROWS_AT_ONCE = 64
 
 
 class TokenCache:
-    """Rows of float16 tokens on disk: (R, K, w). The system keeps in memory what fits."""
+    """Rows of float16 tokens in a memory-mapped file: (R, K, w)."""
 
     def __init__(self, path: Path, shape: tuple[int, ...]):
         self.path, self.shape = path, shape
         self._map: np.ndarray | None = None
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_map": None}  # opened in the process that reads
+        return {**self.__dict__, "_map": None}  # each loader process opens its own
 
     def read(self, rows: np.ndarray) -> Tensor:
         """Row numbers of any shape → (…, K, w) float16"""
@@ -35,8 +35,8 @@ def token_bytes(shape: tuple[int, ...]) -> int:
     return int(np.prod(shape, dtype=np.int64)) * np.dtype(np.float16).itemsize
 
 
-def worth_keeping(shape: tuple[int, ...], frames_in_training: int, folder: Path) -> bool:
-    """Whether a token file saves work, and fits the disk with some room to spare."""
+def worth_caching(shape: tuple[int, ...], frames_in_training: int, folder: Path) -> bool:
+    """Whether a token file saves encoder passes, and fits the disk with 10 % to spare."""
     return frames_in_training > shape[0] and 1.1 * token_bytes(shape) < shutil.disk_usage(folder).free
 
 

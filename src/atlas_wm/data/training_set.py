@@ -1,39 +1,165 @@
-"""A dataset made ready for training: its clips, what is held out, and how its actions are standardised."""
+"""A dataset ready for training: its clips, its caches, and the batches that training and validation see."""
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from contextlib import nullcontext
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from atlas_wm.config import DataInfo, RunConfig
-from atlas_wm.data.clips import ClipIndex, clip_index, fit_normalizer, split_clips
+from atlas_wm.data.clips import Batch, ClipDataset, ClipIndex, clip_index, fit_normalizer, split_clips
 from atlas_wm.data.dataset import EpisodeData, check_card
+from atlas_wm.data.frame_cache import FrameCache, cache_on_device
+from atlas_wm.data.loader import EpochBatches, make_loader
+from atlas_wm.data.token_cache import TokenCache, token_bytes, worth_caching, write_tokens
+from atlas_wm.errors import UserError
 from atlas_wm.normalizer import Normalizer
+from atlas_wm.parallel.processes import alone, from_main, is_main, shard, wait_for_all, world_size
+from atlas_wm.rng import TrainRng
 from atlas_wm.tasks import Task
 
 BANK_FRAMES, FRAMES_AT_ONCE = 1500, 50
+TOKENS = "tokens.f16"  # in the run folder while it is trained
 
 
-@dataclass(frozen=True)
+@dataclass
 class TrainingSet:
     data: EpisodeData
     training: ClipIndex
     validation: ClipIndex
-    clip_frames: int  # of each clip, frameskip rows apart
-    normalizer: Normalizer  # fitted on the training part
+    config: RunConfig
+    normalizer: Normalizer  # fitted on the training clips
     info: DataInfo
+    cache: TokenCache | FrameCache | None = field(default=None, init=False)
+
+    @property
+    def steps(self) -> int:
+        """Optimiser steps of the whole run."""
+        return self.config.train.steps or self.config.train.epochs * self.steps_per_epoch
+
+    @property
+    def steps_per_epoch(self) -> int:
+        return len(self.training) // self.config.train.batch
+
+    @property
+    def caches_tokens(self) -> bool:
+        return isinstance(self.cache, TokenCache)
+
+    def build_cache(
+        self,
+        device: torch.device,
+        folder: Path,
+        *,
+        encode: Callable[[Tensor], Tensor] | None = None,
+        tokens: bool | None = None,
+        on_read: Callable[[int, int], None] = lambda done, total: None,
+    ) -> None:
+        """Read every frame once, where training would otherwise read most frames more than once.
+
+        ``encode``: a frozen encoder, (n, 3, S, S) uint8 frames → (n, K, w) tokens. They go to a file in ``folder``.
+        Without ``encode``, frames go to the memory of a CUDA device. ``tokens``: whether the interrupted run that
+        is resumed caches tokens; None: the settings decide. ``on_read(done, total)`` counts frames.
+        """
+        if encode is not None:
+            self.cache = self._cache_tokens(folder / TOKENS, encode, tokens, on_read)
+        elif device.type == "cuda":
+            self.cache = self._cache_frames(device, on_read)
+
+    def remove_cache(self) -> None:
+        """Delete the token file of a finished run."""
+        if isinstance(self.cache, TokenCache):
+            self.cache.path.unlink()
+
+    def batches(self, start: int, device: torch.device) -> Iterator[Batch]:
+        """This process's part of every training batch after step ``start``, on the device."""
+        on_device = isinstance(self.cache, FrameCache)
+        workers = 0 if on_device else self.config.train.workers
+        pin = device.type == "cuda" and not on_device
+        loader = make_loader(self._dataset(self.training), self._order(start), workers, pin)
+        return (batch.to(device) for batch in loader)
+
+    def sample_batches(self, clips: ClipIndex, count: int, device: torch.device) -> Iterator[Batch]:
+        """The first ``count`` batches of a fixed shuffle of the clips, on the device; fewer where the clips end.
+
+        Each process gets its part of a batch. Where some process would get no clip, every process gets the whole
+        batch and works on it ``alone()`` until it asks for the next one.
+        """
+        size, dataset = self.config.train.batch, self._dataset(clips)
+        order = np.random.default_rng([self.config.train.seed, TrainRng.VALIDATION_CLIPS]).permutation(len(clips))
+        for first in range(0, min(count * size, len(order)), size):
+            which = order[first : first + size].tolist()
+            if len(which) > 1:
+                with nullcontext() if len(which) >= world_size() else alone():
+                    yield dataset.__getitems__(shard(which)).to(device)
+
+    def clips_of_step(self, step: int) -> list[dict[str, Any]]:
+        """All clips of a step (from 1): where each starts, and whether its inputs are finite."""
+        which = self._order().of_step(step)
+        batch = self._dataset(self.training).__getitems__(which)
+        inputs = [t.flatten(1).isfinite().all(dim=1) for t in batch if t.is_floating_point()]
+        finite = torch.stack(inputs).all(dim=0).tolist()
+        clips = self.training.take(np.asarray(which))
+        return [
+            {"episode": int(e), "step": int(s), "row": int(self.data.offsets[e] + s), "finite": ok}
+            for e, s, ok in zip(clips.episode, clips.start, finite, strict=True)
+        ]
 
     def sample_frames(self, count: int = BANK_FRAMES) -> Iterator[Tensor]:
-        """Different frames of training clips, drawn at random but always the same: batches (n, 3, S, S) uint8."""
+        """Different frames of training clips, always the same random choice: batches (n, 3, S, S) uint8."""
         data, clips = self.data, self.training
-        shown = np.zeros(self.info.rows, dtype=bool)
-        for frame in range(self.clip_frames):
-            shown[data.offsets[clips.episode] + clips.start + frame * data.frameskip] = True
-        rows = np.random.default_rng(0).permutation(np.flatnonzero(shown))[:count]
+        in_clip = np.zeros(self.info.rows, dtype=bool)
+        for frame in range(self.config.model.clip_frames):
+            in_clip[data.offsets[clips.episode] + clips.start + frame * data.frameskip] = True
+        rows = np.random.default_rng(0).permutation(np.flatnonzero(in_clip))[:count]
         for first in range(0, len(rows), FRAMES_AT_ONCE):
             yield data.frames_of(rows[first : first + FRAMES_AT_ONCE])
+
+    def _dataset(self, clips: ClipIndex) -> ClipDataset:
+        return ClipDataset(self.data, clips, self.normalizer, self.config.model, self.cache)
+
+    def _order(self, start: int = 0) -> EpochBatches:
+        settings = self.config.train
+        return EpochBatches(len(self.training), settings.batch, self.steps, settings.seed, start)
+
+    @property
+    def _frames_read(self) -> int:
+        """By all steps of the run, without a cache."""
+        return self.steps * self.config.train.batch * self.config.model.clip_frames
+
+    def _cache_frames(self, device: torch.device, on_read: Callable[[int, int], None]) -> FrameCache | None:
+        settings = self.config.train
+        always = settings.cache_frames == "always"
+        if settings.cache_frames == "never" or (not always and self._frames_read < self.info.rows):
+            return None
+        return cache_on_device(self.data, device, settings.workers, always=always, on_progress=on_read)
+
+    def _cache_tokens(
+        self,
+        path: Path,
+        encode: Callable[[Tensor], Tensor],
+        decided: bool | None,
+        on_read: Callable[[int, int], None],
+    ) -> TokenCache | None:
+        choice, shape = self.config.train.cache_tokens, (self.info.rows, *self.config.model.latent_shape)
+        if decided is None:
+            decided = choice == "always" or (
+                choice == "auto" and from_main(is_main() and worth_caching(shape, self._frames_read, path.parent))
+            )
+        if not decided:
+            return None
+        if is_main() and not (path.exists() and path.stat().st_size == token_bytes(shape)):
+            write_tokens(self.data, encode, shape, path, on_read)
+        wait_for_all()
+        if not path.exists():
+            raise UserError(
+                f"{path} is not on this machine: put --out on a disk that all machines share, "
+                f"or use --train.cache-tokens never"
+            )
+        return TokenCache(path, shape)
 
 
 def open_training_set(path: str | Path, task: Task, config: RunConfig) -> TrainingSet:
@@ -42,7 +168,7 @@ def open_training_set(path: str | Path, task: Task, config: RunConfig) -> Traini
     clips = clip_index(data.lengths, config.model.clip_rows, data.path)
     training, validation = split_clips(clips, len(data.lengths), config.train)
     info = DataInfo(
-        path=str(data.path),  # whole: a run works from any folder
+        path=str(data.path),  # absolute: a run works from any folder
         hash=data.content_hash(),
         episodes=len(data.lengths),
         rows=len(data.actions),
@@ -51,4 +177,4 @@ def open_training_set(path: str | Path, task: Task, config: RunConfig) -> Traini
         frame_size=data.frame_size,
     )
     normalizer = fit_normalizer(data, training, config.model, task.action_bounds)
-    return TrainingSet(data, training, validation, config.model.clip_frames, normalizer, info)
+    return TrainingSet(data, training, validation, config, normalizer, info)

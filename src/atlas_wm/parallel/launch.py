@@ -93,15 +93,18 @@ def _meet(here: ProcessInfo) -> "Store":
     global _store
     if _store is None:
         if "MASTER_ADDR" not in os.environ:
-            from lightning.fabric.plugins.environments import SLURMEnvironment
-
             nodes = os.environ.get("SLURM_STEP_NODELIST") or os.environ["SLURM_NODELIST"]
-            os.environ["MASTER_ADDR"] = SLURMEnvironment.resolve_root_node_address(nodes)
+            os.environ["MASTER_ADDR"] = first_node(nodes)
         # Every process of a step comes to the same port, and those of another step to another one.
         step = int(os.environ.get("SLURM_JOB_ID", "0")) + 1009 * int(os.environ.get("SLURM_STEP_ID", "0"))
         os.environ.setdefault("MASTER_PORT", str(15_000 + step % 10_000))
         _store, _, _ = next(dist.rendezvous("env://", here.rank, here.size, timeout=TIMEOUT))
     return _store
+
+
+def first_node(nodes: str) -> str:
+    """The first host of a SLURM node list: ``gpu[03-05,9],cpu1`` → ``gpu03``"""
+    return re.sub(r"\[([^],-]+)[^]]*\]", r"\1", nodes).split(",")[0]
 
 
 def _join(store: "Store", here: ProcessInfo) -> None:

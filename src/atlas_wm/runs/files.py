@@ -89,7 +89,7 @@ def writing(folder: Path, afterwards: str = "") -> Iterator[None]:
         raise UserError(f"{folder} cannot be written ({why}): {remedy}{afterwards}") from error
 
 
-saving = partial(writing, afterwards="; the same command goes on from what was saved last")
+saving = partial(writing, afterwards="; then run the same command again to resume from the last checkpoint")
 
 
 @contextmanager

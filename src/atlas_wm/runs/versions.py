@@ -5,7 +5,7 @@ import re
 from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
 
-PACKAGES = ("atlas-wm", "torch", "timm", "lightning", "stable-worldmodel", "gymnasium", "numpy")
+PACKAGES = ("atlas-wm", "torch", "timm", "stable-worldmodel", "gymnasium", "numpy")
 
 MODULES = {  # format of a dataset → the modules that read and write it, and the packages they come in
     "lance": {"lancedb": "lancedb", "lance": "pylance"},

@@ -1,7 +1,7 @@
-"""Do the fused kernels compute what a module computes? Compared on one small batch, before they train it.
+"""Compare the fused kernels with the plain module on one small batch, before training uses them.
 
-:mod:`atlas_wm.models.structure` finds what is built in another way, however little it changes. This finds whatever
-changes the numbers by more than bf16 rounds them.
+:mod:`atlas_wm.models.structure` finds modules that are built differently. This finds results that differ by more
+than bf16 rounding.
 """
 
 import math
@@ -15,9 +15,9 @@ from torch import Tensor, nn
 from atlas_wm.models.world_model import WorldModel
 from atlas_wm.rng import make_rng
 
-FRAMES, CLIPS = 16, 16  # multiples of 16, as batches are: Triton compiles other kernels for other numbers
+FRAMES, CLIPS = 16, 16  # multiples of 16, as batches are: Triton specialises kernels on that
 TOLERANCE = 5e-2  # relative error of an output or a gradient against float32; measured: 1.5e-2 at most
-ROOM = 4  # times the error of autocast, where that is more: some gradients are small differences of large numbers
+MARGIN = 4  # times the error of autocast, if that is more: some gradients are small differences of large numbers
 
 
 class Difference(NamedTuple):
@@ -27,13 +27,13 @@ class Difference(NamedTuple):
 
 
 def disagreement(model: WorldModel, part: str) -> str:
-    """Where the fused encoder or predictor departs from the plain one, and by how much; "" where it does not.
+    """Where and by how much the fused encoder or predictor differs from the plain one; "" where it does not.
 
-    The model, its gradients and torch's random state stay as they are.
+    The model, its gradients and torch's random state do not change.
     """
     try:
         where, error, allowed = encoder_difference(model) if part == "encoder" else predictor_difference(model)
-    except Exception as failure:  # whatever a compiler, a driver or little memory brings about
+    except Exception as failure:  # of a compiler, a driver, or for lack of memory
         return f"{type(failure).__name__}: {str(failure).partition(chr(10))[0]}"
     if error <= allowed:
         return ""
@@ -48,7 +48,7 @@ def encoder_difference(model: WorldModel) -> Difference:
         tokens = encoder(frames)
         return {"cls": tokens.cls, "patches": tokens.patches}
 
-    return worst_difference(_stirred(model.encoder), run)
+    return worst_difference(_perturbed(model.encoder), run)
 
 
 def predictor_difference(model: WorldModel) -> Difference:
@@ -59,9 +59,9 @@ def predictor_difference(model: WorldModel) -> Difference:
         name: torch.randn(CLIPS, config.history, size, generator=draw).to(device).requires_grad_()
         for name, size in sizes.items()
     }
-    predictor = _stirred(model.predictor)
+    predictor = _perturbed(model.predictor)
     for module in predictor.modules():
-        if isinstance(module, nn.Dropout):  # the kernels draw numbers of their own
+        if isinstance(module, nn.Dropout):  # the kernels draw their own masks
             module.p = 0.0
     return worst_difference(predictor, lambda predictor: {"latents": predictor.predict(**given)}, given)
 
@@ -69,22 +69,22 @@ def predictor_difference(model: WorldModel) -> Difference:
 def worst_difference(
     module: nn.Module, run: Callable[[Any], dict[str, Tensor]], given: dict[str, Tensor] | None = None
 ) -> Difference:
-    """What ``run(module)`` returns, and the gradients of each tensor of it with respect to the weights and to what
-    was ``given``: with ``module.fused`` and without. The one that differs most for what bf16 allows."""
+    """Compare the tensors that ``run(module)`` returns, and their gradients with respect to weights and ``given``,
+    with ``module.fused`` on and off. Returns the largest difference relative to what bf16 allows."""
     names = {**(given or {}), **{name: p for name, p in module.named_parameters() if p.requires_grad}}
     device = next(module.parameters()).device
 
     def quantities(fused: bool, autocast: bool) -> dict[str, Tensor]:
         module.fused = fused  # type: ignore[assignment]
         found = {}
-        # Every run begins with the same random state, and leaves it as it was.
+        # Every run starts from the same random state and restores it.
         with torch.random.fork_rng([device] if device.type == "cuda" else []):
             with torch.autocast(device.type, torch.bfloat16, enabled=autocast):
                 outputs = run(module)
             for label, output in outputs.items():
                 found[label] = output.detach().float()
-                way = torch.randn(output.shape, generator=make_rng(1)).to(device)
-                total, weights = (output.float() * way).sum(), list(names.values())
+                direction = torch.randn(output.shape, generator=make_rng(1)).to(device)
+                total, weights = (output.float() * direction).sum(), list(names.values())
                 gradients = torch.autograd.grad(total, weights, retain_graph=True, materialize_grads=True)
                 found |= {f"d {label} / d {name}": g for name, g in zip(names, gradients, strict=True)}
         return found
@@ -95,15 +95,15 @@ def worst_difference(
         size = value.norm().clamp_min(torch.finfo(torch.float32).tiny)
         error, rounding = (float((other[where] - value).norm() / size) for other in (fused, rough))
         error = math.inf if math.isnan(error) else error
-        differences.append(Difference(where, error, max(TOLERANCE, ROOM * rounding)))
+        differences.append(Difference(where, error, max(TOLERANCE, MARGIN * rounding)))
     return max(differences, key=lambda d: d.error / d.allowed)
 
 
 @torch.no_grad()
-def _stirred(module: nn.Module) -> nn.Module:
-    """A copy in training mode in which no weight is as it began: a gate at zero would hide all that is behind it.
+def _perturbed(module: nn.Module) -> nn.Module:
+    """A copy in training mode with no constant weights: a gate at zero would hide everything behind it.
 
-    BatchNorm, which no kernel replaces, keeps its statistics.
+    BatchNorm, which no kernel replaces, uses its running statistics.
     """
     copy, draw = deepcopy(module).train(), make_rng(2)
     for part in copy.modules():

@@ -1,4 +1,4 @@
-"""The latent bank of a run that was trained without one."""
+"""Add a latent bank to a run that was trained without one."""
 
 import logging
 from dataclasses import replace
@@ -17,21 +17,21 @@ log = logging.getLogger(__name__)
 
 
 def write_bank(run: Path, data: Path | None = None, device: str = "auto") -> Path:
-    """What training would have written into the run folder: the bank, states for the ID/OOD split, bounds."""
+    """Write what training would have written: the bank, states for the ID/OOD split, action bounds."""
     model = load_model(run, pick_device(device))
     assert model.run is not None
-    ready = open_training_set(data or model.run.data.path, get_task_of(model.run), model.run.config)
-    if ready.info.hash != model.run.data.hash:
+    training_set = open_training_set(data or model.run.data.path, get_task_of(model.run), model.run.config)
+    if training_set.info.hash != model.run.data.hash:
         raise UserError(
-            f"{run} was trained on data with hash {model.run.data.hash}, {ready.info.path} has {ready.info.hash}: "
-            f"pass the --data it was trained on"
+            f"{run} was trained on data with hash {model.run.data.hash}, "
+            f"{training_set.info.path} has {training_set.info.hash}: pass the --data it was trained on"
         )
-    model.build_bank(ready.sample_frames())
+    model.build_bank(training_set.sample_frames())
     assert model.bank is not None
     save_bank(model.bank, run)
     if model.normalizer.low is None:
-        bounded = replace(model.normalizer, low=ready.normalizer.low, high=ready.normalizer.high)
+        bounded = replace(model.normalizer, low=training_set.normalizer.low, high=training_set.normalizer.high)
         write_json(run / NORMALIZER, bounded.to_dict())
-        log.info("action bounds added to %s: its plans are clipped to them unless clip_actions is off", NORMALIZER)
-    save_states(run, ready.data, model.run)
+        log.info("added action bounds to %s: plans are clipped to them unless clip_actions is off", NORMALIZER)
+    save_states(run, training_set.data, model.run)
     return run / BANK

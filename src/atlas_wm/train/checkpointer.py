@@ -1,10 +1,10 @@
-"""Checkpoints: all that a run is after some step, in files that are whole, checked, and hold nothing but numbers.
+"""Checkpoints: the full state of a run after a step, in checksummed safetensors files.
 
     checkpoints/step-00001200.safetensors   weights, optimiser, random states, losses since the last report
     checkpoints/step-00001200.sha256        its checksum, written last; `sha256sum -c` reads it too
     weights/best.safetensors                weights of the best validation; every k steps: step-….safetensors
 
-Clip order, directions and learning rate are functions of (seed, step), so the step stands for them.
+Clip order, projection directions and learning rate are functions of (seed, step), so they are not stored.
 """
 
 import hashlib
@@ -30,38 +30,38 @@ from atlas_wm.settings import to_dict
 from atlas_wm.train.monitors import StopSignals
 
 log = logging.getLogger(__name__)
-KEPT = 2  # checkpoints: should the last one be damaged, there is another
-SECONDS, SHARE = 60.0, 0.01  # between checkpoints, and of the time they may take
-ROOM = 2**20  # bytes for the small files beside a large one
+CHECKPOINTS_TO_KEEP = 2  # if the last one is damaged, there is another
+MIN_SECONDS, MAX_SHARE = 60.0, 0.01  # between checkpoints; of the time that saving may take
+SPARE = 2**20  # bytes for the small files beside a checkpoint
 WEIGHTS, BEST = "weights", "best"
-FREE = {
+NOT_COMPARED = {
     "train.workers",
     "train.cache_frames",
     "train.checkpoint_every",
     "train.save_every",
     "plan.clip_actions",
-}  # settings that do not change what is learnt
+}  # settings that do not change the weights
 
 
 class Saved(NamedTuple):
     tensors: dict[str, Tensor]
-    notes: dict[str, Any]  # step, and what else is to be known
+    notes: dict[str, Any]  # the step, and other facts
 
     @property
     def step(self) -> int:
         return int(self.notes["step"])
 
     def part(self, prefix: str) -> dict[str, Tensor]:
-        """``model`` → the tensors named ``model.…``, without it."""
+        """``model`` → the tensors named ``model.…``, without the prefix."""
         return {n.partition(".")[2]: t for n, t in self.tensors.items() if n.partition(".")[0] == prefix}
 
 
 class Damaged(Exception):
-    """A file that is not what was written."""
+    """The file is not what was written."""
 
 
 def write_saved(path: Path, saved: Saved) -> None:
-    """Whole or not at all: first the tensors, then their checksum, each on the disk before it gets its name."""
+    """Atomic: first the tensors, then their checksum. Each file is on disk before it gets its name."""
     data = safetensors.torch.save(saved.tensors, {"notes": json.dumps(saved.notes)})
     with saving(path.parent):
         path.parent.mkdir(exist_ok=True)
@@ -79,12 +79,12 @@ def read_saved(path: Path) -> Saved:
     except OSError as error:
         raise Damaged(f"it cannot be read: {error.strerror}") from error
     if hashlib.sha256(data).hexdigest() != expected:
-        raise Damaged("its content does not fit its checksum")
+        raise Damaged("its checksum differs")
     try:
-        header = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])  # as the format has it
+        header = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])
         return Saved(safetensors.torch.load(data), json.loads(header["__metadata__"]["notes"]))
     except (SafetensorError, ValueError, KeyError) as error:
-        raise Damaged(f"it was not written by training: {error}") from error
+        raise Damaged(f"training did not write it: {error}") from error
 
 
 def checksum_of(path: Path) -> Path:
@@ -93,24 +93,28 @@ def checksum_of(path: Path) -> Path:
 
 def check_room(folder: Path, needed: int, what: str = "a checkpoint") -> None:
     free = shutil.disk_usage(folder).free
-    if free < needed + ROOM:
+    if free < needed + SPARE:
         raise UserError(
             f"the disk of {folder} has {free / 1e6:,.0f} MB left, {what} needs {needed / 1e6:,.0f} MB: free some "
-            f"space, and the same command goes on from what was saved last"
+            f"space, and run the same command again to resume from the last checkpoint"
         )
 
 
 def bytes_needed(model: nn.Module, settings: TrainConfig, steps: int) -> int:
-    """The most that a run has on the disk at once, but for metrics and tokens."""
+    """The most that a run takes on disk at once, without metrics and tokens."""
     weights = sum(t.numel() * t.element_size() for t in model.state_dict().values())
     trained = sum(p.numel() * p.element_size() for p in model.parameters() if p.requires_grad)
     checkpoint = weights + 2 * trained  # Adam's two moments
-    exported = 3 + (steps // settings.save_every if settings.save_every else 0)  # the result, the best, a new best
-    return (KEPT + 1) * checkpoint + exported * weights  # one more while it is written
+    exported = 3 + (
+        steps // settings.save_every if settings.save_every else 0
+    )  # the final weights, the best, a new best
+    return (
+        CHECKPOINTS_TO_KEEP + 1
+    ) * checkpoint + exported * weights  # a new one is written before an old one goes
 
 
 def previous(staging: Path, info: RunInfo, overwrite: bool) -> Saved | None:
-    """Where an interrupted run stopped. None: start at the beginning, in a folder that is empty."""
+    """The checkpoint of an interrupted run. None: start a new run; the folder is then empty."""
     found = checkpoints_in(staging)
     if found:
         obstacle = what_differs(staging, info)
@@ -119,11 +123,11 @@ def previous(staging: Path, info: RunInfo, overwrite: bool) -> Saved | None:
             if saved is not None:
                 _sweep(staging)
                 return saved
-            obstacle = "none of its checkpoints is whole"
+            obstacle = "none of its checkpoints is intact"
         if not overwrite:
             raise UserError(
-                f"{staging} holds an interrupted run that cannot go on, because {obstacle}: go on with what it was "
-                f"started with, give --overwrite to start over, or choose another --out"
+                f"{staging} holds an interrupted run that cannot be resumed, because {obstacle}: use the settings "
+                f"it was started with, pass --overwrite to start over, or choose another --out"
             )
     with saving(staging):
         for path in staging.iterdir():
@@ -135,29 +139,29 @@ def previous(staging: Path, info: RunInfo, overwrite: bool) -> Saved | None:
 
 
 def checkpoints_in(staging: Path) -> list[Path]:
-    """Those that were written to the end, the last first."""
+    """Completely written checkpoints, the latest first."""
     found = (staging / CHECKPOINTS).glob("step-*.sha256")
     return [path.with_suffix(".safetensors") for path in sorted(found, reverse=True)]
 
 
 def last_good(found: list[Path]) -> Saved | None:
-    """The last of some checkpoints, the last first, that is whole; those after it, which are not, are removed."""
-    for place, path in enumerate(found):
+    """The latest intact checkpoint of a list, latest first. Removes the damaged ones after it."""
+    for number, path in enumerate(found):
         try:
             saved = read_saved(path)
         except Damaged as error:
-            older = "the one before it is used" if place + 1 < len(found) else "it is the last one"
+            older = "using the one before it" if number + 1 < len(found) else "there is no older one"
             log.warning("%s is damaged (%s): %s", path, error, older)
             continue
         with saving(path.parent):
-            for later in found[:place]:
+            for later in found[:number]:
                 remove(later)
         return saved
     return None
 
 
 def _sweep(staging: Path) -> None:
-    """Remove what a process that was killed while it wrote has left."""
+    """Remove incomplete files of a process that was killed while writing."""
     with saving(staging):
         for path in staging.rglob("*.tmp"):
             path.unlink()
@@ -172,7 +176,7 @@ def remove(path: Path) -> None:
 
 
 def what_differs(staging: Path, info: RunInfo) -> str | None:
-    """Why a run cannot go on as ``info``, None if it can. Other devices and versions are only mentioned."""
+    """Why a run cannot be resumed as ``info``, None if it can. Another device or version only gets a warning."""
     try:
         before, _ = read_run(staging)
     except UserError as error:
@@ -185,13 +189,13 @@ def what_differs(staging: Path, info: RunInfo) -> str | None:
         return "; ".join(changed)
     if (before.device, before.versions) != (info.device, info.versions):
         log.warning(
-            "%s was begun on another device or with other versions: rounding may differ from there", staging
+            "%s was started on another device or with other versions: rounding may differ from here on", staging
         )
     return None
 
 
 def _facts(info: RunInfo) -> dict[str, Any]:
-    """What decides which weights come out, by name."""
+    """Everything that decides the weights, by name."""
 
     def leaves(prefix: str, value: Any) -> dict[str, Any]:
         if isinstance(value, dict) and value:
@@ -199,11 +203,14 @@ def _facts(info: RunInfo) -> dict[str, Any]:
         return {prefix.removeprefix("."): value}
 
     facts = {"task": info.task, "method": info.method, "recipe": info.recipe, "hash of the data": info.data.hash}
-    return facts | {name: value for name, value in leaves("", to_dict(info.config)).items() if name not in FREE}
+    return facts | {
+        name: value for name, value in leaves("", to_dict(info.config)).items() if name not in NOT_COMPARED
+    }
 
 
 class Checkpointer:
-    """Brings back the state a run goes on from, and saves it while it is trained: rank 0 writes, all ranks read."""
+    """Restores the state of an interrupted run and saves checkpoints during training. Rank 0 writes, all ranks
+    read."""
 
     def __init__(
         self,
@@ -216,14 +223,14 @@ class Checkpointer:
         agree: Callable[[int], int] | None = None,
         **notes: Any,
     ):
-        """flush: whatever else has to be on the disk before a checkpoint; notes: kept in every one.
+        """flush: puts other files on disk before a checkpoint. notes: stored in every checkpoint.
 
-        In several processes, which must stop at the same step, ``agree`` gives all of them the main one's number.
+        Several processes must stop at the same step: ``agree`` gives all of them the main process's signal.
         """
         self.staging, self.settings, self.saved, self.stop = staging, settings, saved, stop
         self.flush, self.notes, self.rank, self.agree = flush, notes, rank, agree
         self.step = saved.step if saved else 0
-        self.cost, self.mark = 0.0, time.monotonic()
+        self.save_seconds, self.last_save = 0.0, time.monotonic()
         self.best = self._best()
 
     def _best(self) -> float:
@@ -233,7 +240,7 @@ class Checkpointer:
             return float("inf")
 
     def restore(self, model: nn.Module, optimizer: Any) -> Tensor | None:
-        """The weights and the optimiser's state, in place, before the first update. Returns the losses since the
+        """Load the weights and the optimiser state in place, before the first update. Returns the losses since the
         last report."""
         if self.saved is None:
             return None
@@ -251,12 +258,12 @@ class Checkpointer:
         rates = [group["lr"] for group in optimizer.param_groups]
         optimizer.load_state_dict({**optimizer.state_dict(), "state": moments})
         for group, rate in zip(optimizer.param_groups, rates, strict=True):
-            group["lr"] = rate  # loading puts a copy there, and a captured step would go on to fill the original
+            group["lr"] = rate  # loading replaces it by a copy, but a captured graph reads the original
         return self.saved.tensors["losses"]
 
     def restore_random(self, device: torch.device) -> None:
-        """The random states, after the loader has started, which draws from them. Rank 0 wrote its own; the others
-        must not drop the same units as it does."""
+        """Restore the random states. Call it after the loader has started, which draws from them. The checkpoint
+        holds rank 0's state; the other ranks seed their own, so that dropout masks differ."""
         if self.saved is None:
             return
         if self.rank:
@@ -278,38 +285,39 @@ class Checkpointer:
         losses: Callable[[], Tensor],
         validation: float | None,
     ) -> None:
-        """Save what is due after a step, and end the run if a signal asked for it.
+        """Save what is due after a step. End the run after a signal.
 
-        losses: those since the last report, on the CPU; raises where one is not finite, before anything is saved.
+        losses: returns the losses since the last report, on the CPU. It raises where one is not finite, before
+        anything is saved.
         """
         stopped = self.stop.received
         if self.agree is not None:
             stopped = 0 if step % self.settings.log_every else self.agree(stopped)
-        keep = self.settings.save_every and step % self.settings.save_every == 0
+        export = self.settings.save_every and step % self.settings.save_every == 0
         better = validation is not None and validation < self.best
         due = bool(stopped) or step == steps or self._is_due(step)
-        if self.rank == 0 and (due or keep or better):
+        if self.rank == 0 and (due or export or better):
             started = time.monotonic()
             recent = losses()
             weights = {name: tensor.detach().cpu().contiguous() for name, tensor in model.state_dict().items()}
             notes = {"step": step, "val_total": validation, **self.notes}
-            if keep and step < steps:
+            if export and step < steps:
                 write_saved(self.staging / WEIGHTS / f"step-{step:08}.safetensors", Saved(weights, notes))
             if better:
-                self._keep_best(Saved(weights, notes), last=step == steps)
+                self._save_best(Saved(weights, notes), last=step == steps)
             if due:
                 self._save(Saved({**_prefixed("model", weights), **_rest(model, optimizer, recent)}, notes))
-                self.mark = time.monotonic()
-                self.cost = self.mark - started
+                self.last_save = time.monotonic()
+                self.save_seconds = self.last_save - started
         if stopped:
             raise self.stop.interrupted(stopped, f"after step {step} of {steps}", self.staging)
 
-    def _keep_best(self, saved: Saved, last: bool) -> None:
+    def _save_best(self, saved: Saved, last: bool) -> None:
         self.best = float(saved.notes["val_total"])
         path = self.staging / WEIGHTS / f"{BEST}.safetensors"
         if not last:
             return write_saved(path, saved)
-        with saving(self.staging):  # the result itself: no need of it twice
+        with saving(self.staging):  # the final weights are the best: no second file
             remove(path)
             if path.parent.is_dir() and not any(path.parent.iterdir()):
                 path.parent.rmdir()
@@ -317,21 +325,21 @@ class Checkpointer:
     def _is_due(self, step: int) -> bool:
         if self.settings.checkpoint_every:
             return step % self.settings.checkpoint_every == 0
-        return time.monotonic() - self.mark >= max(SECONDS, self.cost / SHARE)
+        return time.monotonic() - self.last_save >= max(MIN_SECONDS, self.save_seconds / MAX_SHARE)
 
     def _save(self, saved: Saved) -> None:
         broken = [n for n, t in saved.tensors.items() if t.is_floating_point() and not bool(t.isfinite().all())]
         if broken:
             raise UserError(
-                f"{broken[0]} is not finite after step {saved.step}, which is not saved: lower --train.lr, and "
-                f"start over with --overwrite"
+                f"{broken[0]} is not finite after step {saved.step}, so this step is not saved: lower --train.lr, "
+                f"and start over with --overwrite"
             )
         with saving(self.staging):
             self.flush()
         folder = self.staging / CHECKPOINTS
         write_saved(folder / f"step-{saved.step:08}.safetensors", saved)
         with saving(folder):
-            for old in checkpoints_in(self.staging)[KEPT:]:
+            for old in checkpoints_in(self.staging)[CHECKPOINTS_TO_KEEP:]:
                 remove(old)
 
 
@@ -340,7 +348,7 @@ def _prefixed(prefix: str, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
 
 
 def _rest(model: nn.Module, optimizer: Any, losses: Tensor) -> dict[str, Tensor]:
-    """All but the weights, on the CPU."""
+    """The state besides the weights, on the CPU."""
     device = next(model.parameters()).device
     found = {"losses": losses, "random.cpu": torch.get_rng_state()}
     if device.type == "cuda":

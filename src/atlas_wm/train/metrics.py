@@ -1,4 +1,4 @@
-"""What training writes down: metrics.csv and TensorBoard, the same numbers in both."""
+"""Metrics of a run: metrics.csv and TensorBoard, with the same numbers."""
 
 import csv
 import io
@@ -13,17 +13,17 @@ from atlas_wm.runs.folder import METRICS
 
 
 class MetricsLog:
-    """One row per log step. Columns are fixed at the start; a value that a row lacks stays empty."""
+    """One row per report. Columns are fixed at the start; missing values stay empty."""
 
     def __init__(self, folder: Path, columns: list[str], after: int = 0):
-        """after: the step a run goes on from; what was written later is cut, for it comes again."""
+        """after: the step of the checkpoint that a run resumes from. Later rows are removed: they come again."""
         self.folder, columns = folder, ["step", *columns]
         with saving(folder):
-            kept = _rows_up_to(folder / METRICS, after)
+            earlier = _rows_up_to(folder / METRICS, after)
             with write_atomically(folder / METRICS) as temporary, temporary.open("w", newline="") as file:
                 writer = csv.DictWriter(file, columns, extrasaction="ignore")
                 writer.writeheader()
-                writer.writerows(kept)
+                writer.writerows(earlier)
             self._file = (folder / METRICS).open("a", newline="")
             self._csv = csv.DictWriter(self._file, columns)
             self._board = SummaryWriter(str(folder / "tensorboard"), purge_step=after + 1 if after else None)
@@ -36,7 +36,7 @@ class MetricsLog:
                 self._board.add_scalar(name, value, step)
 
     def flush(self) -> None:
-        """All rows reach the disk."""
+        """Put all rows on disk."""
         self._file.flush()
         os.fsync(self._file.fileno())
         self._board.flush()
@@ -51,12 +51,12 @@ class MetricsLog:
             self._file.close()
             self._board.close()
         except OSError:
-            if error is None:  # a full disk, of which the error has told
+            if error is None:  # else it is the same full disk
                 raise
 
 
 def _rows_up_to(path: Path, step: int) -> list[dict[str, str]]:
     if not step or not path.exists():
         return []
-    whole = path.read_bytes().rpartition(b"\n")[0].decode()  # the last line may be torn
+    whole = path.read_bytes().rpartition(b"\n")[0].decode()  # the last line may be incomplete
     return [row for row in csv.DictReader(io.StringIO(whole)) if int(row["step"]) <= step]

@@ -5,8 +5,8 @@ from collections.abc import Callable
 
 
 def warmup_cosine(steps: int, warmup: float) -> Callable[[int], float]:
-    """Factor on the base rate before update number ``step`` (from 0): linear rise over the first
-    ``warmup · steps`` updates, then a half cosine that reaches 0 after the last one."""
+    """Factor on the base rate at update ``step`` (from 0): linear warm-up over the first ``warmup · steps``
+    updates, then a half cosine to 0 after the last one."""
     rising = round(warmup * steps)
 
     def factor(step: int) -> float:

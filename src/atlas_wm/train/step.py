@@ -1,9 +1,9 @@
-"""One update of the weights: as it is written, or on a CUDA device as one captured graph."""
+"""One update of the weights: as plain PyTorch, or on a CUDA device as one captured graph."""
 
 import logging
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
+from typing import Any, Literal, NamedTuple, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -17,12 +17,11 @@ from atlas_wm.models.world_model import WorldModel
 from atlas_wm.parallel.processes import gather_rows, sum_gradients, world_size
 from atlas_wm.train.agreement import disagreement
 
-if TYPE_CHECKING:
-    from lightning.fabric import Fabric
-
 log = logging.getLogger(__name__)
-STEPS_WORTH_COMPILING = 60_000  # it takes about a minute, and saves milliseconds a step where kernels are not fused
-WARM_UP = 3  # updates before the capture: kernels are compiled, the optimiser gets its state
+STEPS_WORTH_COMPILING = (
+    60_000  # compiling takes about a minute and saves milliseconds per step without fused kernels
+)
+WARM_UP = 3  # updates before the capture: they compile kernels and fill the optimiser state
 
 
 class Update(NamedTuple):
@@ -31,66 +30,74 @@ class Update(NamedTuple):
 
 
 class Step(Protocol):
-    optimizer: Any  # its state is saved and brought back before the first update
+    optimizer: Any  # a checkpoint restores its state before the first update
     progress: Progress  # of the last update: the step counts
 
     def __call__(self, batch: Batch, directions: torch.Generator, rate: float) -> Update:
-        """Update the model for one batch; ``directions`` draws those of the regularisers."""
+        """Update the model with one batch. The generator draws the projection directions of the regularisers."""
 
 
 def make_step(
-    fabric: "Fabric",
     model: WorldModel,
-    wrapped: nn.Module,
     config: RunConfig,
+    device: torch.device,
     steps: int,
     plain: bool = False,
     done: int = 0,
 ) -> Step:
-    """``steps``: updates in all, of which ``done`` were made before (a run that goes on)."""
+    """``steps``: updates of the whole run, ``done`` of them before this process (a resumed run)."""
     if world_size() > 1:
-        log.info("%d processes share each batch: training step as it is written", world_size())
-    elif fabric.device.type == "cuda" and not plain:
-        bf16 = precision_of(config.train, fabric.device) == "bf16-mixed"
-        fused = bf16 and not any(fusable(model).values())  # then next to nothing is left to compile
+        log.info("%d processes share each batch: plain training step", world_size())
+    elif device.type == "cuda" and not plain:
+        fused = is_mixed(config.train, device) and not any(
+            fusable(model).values()
+        )  # then little is left to compile
         worth = config.train.compile == "auto" and steps >= STEPS_WORTH_COMPILING and not fused
         compiled = worth or config.train.compile == "always"
-        return CapturedStep(model, config, fabric.device, steps, done, compiled=compiled)
-    return PlainStep(fabric, wrapped, config, steps, done)
+        return CapturedStep(model, config, device, steps, done, compiled=compiled)
+    return PlainStep(model, config, device, steps, done)
 
 
 class PlainStep:
-    def __init__(self, fabric: "Fabric", wrapped: nn.Module, config: RunConfig, steps: int = 1, done: int = 0):
-        self.fabric, self.model, self.config = fabric, wrapped, config
-        self.progress = Progress.at(done, steps, fabric.device)
-        self.optimizer: Any = fabric.setup_optimizers(adamw(wrapped, config.train))
+    """The update as plain PyTorch, on any device and in any number of processes."""
+
+    def __init__(self, model: WorldModel, config: RunConfig, device: torch.device, steps: int = 1, done: int = 0):
+        self.model, self.config = model, config
+        self.mixed = is_mixed(config.train, device)
+        self.progress = Progress.at(done, steps, device)
+        self.optimizer: Any = adamw(model, config.train)
 
     def __call__(self, batch: Batch, directions: torch.Generator, rate: float) -> Update:
         for group in self.optimizer.param_groups:
             group["lr"] = rate
         self.progress.step.add_(1)
-        clips = whole_batch(self.model(batch.frames, batch.actions))
+        clips = whole_batch(clip_latents(self.model, batch, self.mixed))
         losses = objective(clips, self.config.objective, directions, self.progress)
-        self.fabric.backward(losses.total)
+        losses.total.backward()
         sum_gradients(self.model.parameters())
-        norm = self.fabric.clip_gradients(
-            self.model, self.optimizer, max_norm=self.config.train.clip, error_if_nonfinite=False
-        )
-        assert norm is not None  # it is for max_norm
+        norm = clip_grad_norm_(self.model.parameters(), self.config.train.clip)
         self.optimizer.step()
         self.optimizer.zero_grad()
         return Update(detached(losses), norm)
 
 
+def clip_latents(model: nn.Module, batch: Batch, mixed: bool) -> ClipLatents:
+    """What the model makes of a batch, in float32. ``mixed``: computed in bf16 where autocast allows it."""
+    with torch.autocast(batch.frames.device.type, torch.bfloat16, enabled=mixed):
+        clips = model(batch.frames, batch.actions)
+    return ClipLatents._make(None if t is None else t.float() for t in clips)
+
+
 def whole_batch(clips: ClipLatents) -> ClipLatents:
-    """The latents of all processes' clips, of which each computes the same losses."""
+    """The latents of all processes' clips. Every process computes the same losses from them."""
     return ClipLatents(*gather_rows(clips))  # type: ignore[arg-type]
 
 
 class CapturedStep:
-    """The same as one CUDA graph: launching its thousands of kernels one by one takes longer than running them.
+    """The same update as one CUDA graph: launching its thousands of kernels one by one takes longer than running
+    them.
 
-    The graph reads its inputs from fixed places. The first updates run outside of it, and all do where it fails.
+    The graph reads its inputs from fixed tensors. The first updates run outside of it; all do where capture fails.
     """
 
     def __init__(
@@ -107,8 +114,8 @@ class CapturedStep:
         self.progress = Progress.at(done, steps, device)  # tensors, as the rate is
         self.rate = torch.tensor(config.train.lr, device=device)  # a tensor, so that the graph sees it change
         self.optimizer = adamw(model, config.train, lr=self.rate, fused=True, capturable=True)
-        self.bf16 = precision_of(config.train, device) == "bf16-mixed"
-        parts = agreeing(model, fusable(model)) if self.bf16 else {}
+        self.mixed = is_mixed(config.train, device)
+        parts = agreeing(model, fusable(model)) if self.mixed else {}
         self._fuse([part for part, missing in parts.items() if not missing])
         self.losses = torch.compile(self._losses) if compiled else self._losses
         self.inputs: list[Tensor] = []
@@ -136,11 +143,11 @@ class CapturedStep:
                     return self._outside()
             if self.graph is None:
                 graph = torch.cuda.CUDAGraph()
-                # The loader's thread that pins memory goes on calling CUDA: only this one has to keep to the rules.
+                # The loader's pinning thread keeps calling CUDA: the capture must check this thread only.
                 with torch.cuda.graph(graph, capture_error_mode="thread_local"):
                     self.result = self._update()
                 self.graph = graph
-        except Exception as error:  # a term of the user's own that cannot be compiled or captured, say
+        except Exception as error:  # for example an own loss term that cannot be compiled or captured
             if not self.fast:
                 raise
             log.warning("fast path: off (%s: %s)", type(error).__name__, str(error).partition("\n")[0])
@@ -156,7 +163,7 @@ class CapturedStep:
 
     def _outside(self) -> Update:
         self.aside.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(self.aside):  # where a capture wants what came before it
+        with torch.cuda.stream(self.aside):  # the stream that the capture expects earlier work on
             update = self._update()
         torch.cuda.current_stream().wait_stream(self.aside)
         return _copied(update)
@@ -170,16 +177,14 @@ class CapturedStep:
         return Update(detached(losses), norm)
 
     def _losses(self, frames: Tensor, actions: Tensor, directions: Tensor) -> Losses:
-        with torch.autocast(frames.device.type, torch.bfloat16, enabled=self.bf16):
-            clips = self.model(frames, actions)
-        clips = ClipLatents._make(None if t is None else t.float() for t in clips)
+        clips = clip_latents(self.model, Batch(frames, actions), self.mixed)
         return objective(clips, self.config.objective, directions, self.progress)
 
 
 @contextmanager
 def _no_waiting(device: torch.device) -> Iterator[None]:
-    """Within, what waits for the device (``.item()``, say) is an error. It would be one in a capture too, but that
-    leaves torch's random generators in a state in which nothing can be drawn any more."""
+    """Within, an operation that waits for the device (such as ``.item()``) is an error. A capture would raise it
+    too, but would leave torch's generators in a state in which they cannot draw."""
     if device.type != "cuda":
         yield
         return
@@ -192,7 +197,7 @@ def _no_waiting(device: torch.device) -> Iterator[None]:
 
 
 def fusable(model: WorldModel) -> dict[str, str]:
-    """Why a part of the model cannot be trained by fused kernels; "" where it can."""
+    """Why fused kernels cannot train a part of the model; "" where they can."""
     parts: dict[str, Any] = {"encoder": model.encoder, "predictor": model.predictor}
     return {
         name: part.fused_obstacle() if hasattr(part, "fused_obstacle") else f"{type(part).__name__} offers none"
@@ -201,7 +206,7 @@ def fusable(model: WorldModel) -> dict[str, str]:
 
 
 def agreeing(model: WorldModel, parts: dict[str, str]) -> dict[str, str]:
-    """The same after a comparison with the plain model; says what is not fused."""
+    """The same after comparing the results with the plain model. Logs which parts are not fused."""
     found = {part: why or disagreement(model, part) for part, why in parts.items()}
     for part, why in found.items():
         if why:
@@ -220,11 +225,15 @@ def precision_of(settings: TrainConfig, device: torch.device) -> Literal["32-tru
     return settings.precision
 
 
+def is_mixed(settings: TrainConfig, device: torch.device) -> bool:
+    return precision_of(settings, device) == "bf16-mixed"
+
+
 def detached(losses: Losses) -> Losses:
     return Losses(losses.total.detach(), {name: t.detach() for name, t in losses.terms.items()})
 
 
 def _copied(update: Update) -> Update:
-    """A replay writes to the same places again."""
+    """The next replay overwrites the tensors of this one."""
     losses, norm = update
     return Update(Losses(losses.total.clone(), {k: t.clone() for k, t in losses.terms.items()}), norm.clone())

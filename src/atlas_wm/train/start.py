@@ -1,0 +1,94 @@
+"""What happens before the first step: the run folder is opened or resumed, and the model is made."""
+
+import logging
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from atlas_wm.config import RunConfig, RunInfo
+from atlas_wm.convert.dinov2 import load_dinov2
+from atlas_wm.data.states import save_states
+from atlas_wm.data.training_set import TrainingSet
+from atlas_wm.models.world_model import WorldModel
+from atlas_wm.parallel.processes import from_main, is_main
+from atlas_wm.runs.files import saving
+from atlas_wm.runs.folder import NOT_FINITE, training_folder, write_info
+from atlas_wm.runs.versions import versions
+from atlas_wm.tasks import Task, task_id
+from atlas_wm.train.checkpointer import Saved, bytes_needed, check_room, previous
+from atlas_wm.train.step import is_mixed
+
+log = logging.getLogger(__name__)
+
+
+@contextmanager
+def shared_folder(out: Path, overwrite: bool) -> Iterator[Path]:
+    """The folder that a run is written to. The main process creates and locks it."""
+    with training_folder(out, overwrite) if is_main() else nullcontext(out) as folder:
+        yield from_main(folder)
+
+
+def run_info(
+    config: RunConfig, task: Task, training_set: TrainingSet, device: torch.device, method: str, recipe: str
+) -> RunInfo:
+    return RunInfo(
+        task=task_id(task),
+        method=method,
+        recipe=recipe,
+        action_size=task.action_size,
+        config=config,
+        data=training_set.info,
+        device=torch.cuda.get_device_name(device) if device.type == "cuda" else device.type,
+        versions=versions(),
+    )
+
+
+def start_or_resume(folder: Path, info: RunInfo, training_set: TrainingSet, overwrite: bool) -> Saved | None:
+    """The checkpoint to resume from, None for a new run. The main process decides, and writes the settings."""
+    saved = None
+    if is_main():
+        saved = previous(folder, info, overwrite)
+        with saving(folder):
+            write_info(folder, info, training_set.normalizer)
+            save_states(folder, training_set.data, info)
+            (folder / NOT_FINITE).unlink(missing_ok=True)
+    saved = from_main(saved)
+    if saved is not None:
+        log.info("resuming from step %d of %d in %s", saved.step, training_set.steps, folder)
+    return saved
+
+
+def make_model(info: RunInfo, training_set: TrainingSet) -> WorldModel:
+    """The model with its first weights."""
+    config = info.config.model
+    torch.manual_seed(info.config.train.seed)
+    model = WorldModel(config, info.action_size, training_set.normalizer)
+    model.run = info
+    if config.encoder.kind == "dinov2":
+        load_dinov2(model.encoder, config.encoder.weights)
+    return model
+
+
+def token_encoder(
+    model: WorldModel, settings: RunConfig, device: torch.device
+) -> Callable[[Tensor], Tensor] | None:
+    """(n, 3, S, S) uint8 frames → (n, K, w) tokens of a frozen encoder; None for an encoder that is trained."""
+    if settings.model.encoder.kind == "vit":
+        return None
+    model.to(device)
+
+    @torch.inference_mode()
+    def encode(frames: Tensor) -> Tensor:
+        with torch.autocast(device.type, torch.bfloat16, enabled=is_mixed(settings.train, device)):
+            return model.encode(frames.to(device)).float()
+
+    return encode
+
+
+def check_disk(folder: Path, model: WorldModel, training_set: TrainingSet) -> None:
+    """Refuse a new run that would fill the disk."""
+    if is_main():
+        check_room(folder, bytes_needed(model, training_set.config.train, training_set.steps), "this run")
