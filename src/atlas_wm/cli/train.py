@@ -2,8 +2,9 @@
 
 import argparse
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from tyro.conf import arg
 
@@ -28,12 +29,13 @@ def make_train(default: RunConfig) -> Callable[..., None]:
         device: str = "auto",
         overwrite: bool = False,
         plain: bool = False,
+        log: Literal["wandb"] | None = None,
         config: Annotated[RunConfig, arg(name="")] = default,
     ) -> None:
         """Train a world model. Every setting of the recipe is a flag; the defaults shown are the recipe's.
 
-        Interrupted, by Ctrl-C, a signal, a full disk or a power cut, the same command goes on from the last good
-        state, to the same weights (docs/reliability.md).
+        Training resumes from the last checkpoint when you run the same command again, and reaches the same weights
+        (docs/reliability.md).
 
         Args:
             task: tworoom, pusht or cube, or your own as module:Class (docs/own-data.md).
@@ -43,16 +45,22 @@ def make_train(default: RunConfig) -> Callable[..., None]:
             out: Run folder [default: runs/TASK-METHOD-RECIPE].
             device: auto, cpu, cuda, cuda:N or mps.
             overwrite: Replace an existing run folder, and an interrupted run that was started with other settings.
-            plain: On a GPU, no captured graphs: every step as it is written.
+            plain: On a GPU, no captured graphs: the plain training step.
+            log: Also send metrics to Weights & Biases (needs `pip install "atlas-wm[wandb]"`). The project is named
+                after the folder of --out, the run after --out. A resumed run continues its W&B run.
             config: Settings.
         """
         from atlas_wm.tasks import get_task
+        from atlas_wm.train.tracking import wandb_log
 
         known_task = get_task(task)
         out = out or Path(f"runs/{known_task.name}-{method.rpartition(':')[-1]}-{recipe}")
         data = data or Path(f"data/{known_task.name}.lance")
         options: dict[str, Any] = {"recipe": recipe, "device": device, "overwrite": overwrite, "plain": plain}
-        print(train_with_progress(config, known_task, data, out, method, **options))
+        facts = {"task": task, "method": method, "recipe": recipe}
+        with wandb_log(out, config, **facts) if log else nullcontext() as on_metrics:
+            options |= {"on_metrics": on_metrics} if on_metrics else {}
+            print(train_with_progress(config, known_task, data, out, method, **options))
 
     return train
 

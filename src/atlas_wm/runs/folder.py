@@ -90,6 +90,11 @@ def training_folder(folder: Path, overwrite: bool = False) -> Iterator[Path]:
 def _staging(folder: Path, overwrite: bool) -> Path:
     if folder.exists() and not overwrite:
         raise UserError(f"{folder} exists already: choose another --out, or pass --overwrite to replace it")
+    return staging_folder(folder)
+
+
+def staging_folder(folder: Path) -> Path:
+    """Where a run is built until it is complete."""
     return folder.with_name(folder.name + ".partial")
 
 
@@ -115,7 +120,7 @@ def read_run(folder: str | Path) -> tuple[RunInfo, Normalizer]:
     """Settings and normaliser of a finished run."""
     folder = Path(folder)
     if not folder.is_dir():
-        running = folder.with_name(folder.name + ".partial").is_dir()
+        running = staging_folder(folder).is_dir()
         hint = "train one with `atlas train`"
         if running:
             hint = "it is being trained, or was interrupted, and the same `atlas train` command goes on"

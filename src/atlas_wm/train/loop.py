@@ -25,7 +25,7 @@ from atlas_wm.runs.folder import CHECKPOINTS
 from atlas_wm.runs.model import save_model
 from atlas_wm.tasks import Task
 from atlas_wm.train.checkpointer import Checkpointer
-from atlas_wm.train.metrics import MetricsLog
+from atlas_wm.train.metrics import MetricsLog, OnMetrics
 from atlas_wm.train.monitors import HEALTH, CollapseMonitor, LossBuffer, StopSignals, name_dead_loaders
 from atlas_wm.train.schedule import warmup_cosine
 from atlas_wm.train.start import check_disk, make_model, run_info, shared_folder, start_or_resume, token_encoder
@@ -60,12 +60,14 @@ def train(
     plain: bool = False,
     on_progress: Callable[[Progress], None] = lambda progress: None,
     on_encoded: Callable[[int, int], None] = lambda done, total: None,
+    on_metrics: OnMetrics = lambda step, row: None,
 ) -> Path:
     """Train on the dataset and write a complete run folder to ``out``.
 
     An interrupted run leaves its state in ``out.partial``; the same call resumes it and reaches the same weights.
     ``plain``: no captured graphs, also on a GPU. ``on_encoded(done, total)`` counts the frames that are read into a
-    cache. Of several processes (torchrun, srun) the main one writes.
+    cache. ``on_metrics(step, row)`` gets every row of metrics.csv; if it raises, training logs a warning and
+    goes on. Of several processes (torchrun, srun) the main one writes, and calls ``on_metrics``.
     """
     out = Path(out)
     with shared_folder(out, overwrite) as folder:
@@ -81,7 +83,7 @@ def train(
             check_disk(folder, model, training_set)
         with (
             StopSignals() as stop,
-            MetricsLog(folder, metric_names(config), saved.step if saved else 0)
+            MetricsLog(folder, metric_names(config), saved.step if saved else 0, on_metrics)
             if is_main()
             else nullcontext() as metrics,
             name_dead_loaders(),
@@ -106,7 +108,7 @@ def fit(
     model: WorldModel,
     training_set: TrainingSet,
     device: torch.device,
-    write: Callable[[int, dict[str, float]], None],
+    write: OnMetrics,
     on_progress: Callable[[Progress], None] = lambda progress: None,
     *,
     plain: bool = False,

@@ -2,7 +2,9 @@
 
 import csv
 import io
+import logging
 import os
+from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
 
@@ -11,13 +13,27 @@ from torch.utils.tensorboard import SummaryWriter
 from atlas_wm.runs.files import saving, write_atomically
 from atlas_wm.runs.folder import METRICS
 
+log = logging.getLogger(__name__)
+OnMetrics = Callable[[int, dict[str, float]], None]  # the step and its row
+
 
 class MetricsLog:
     """One row per report. Columns are fixed at the start; missing values stay empty."""
 
-    def __init__(self, folder: Path, columns: list[str], after: int = 0):
-        """after: the step of the checkpoint that a run resumes from. Later rows are removed: they come again."""
-        self.folder, columns = folder, ["step", *columns]
+    def __init__(
+        self,
+        folder: Path,
+        columns: list[str],
+        after: int = 0,
+        on_metrics: OnMetrics = lambda step, row: None,
+    ):
+        """after: the step of the checkpoint that a run resumes from. Later rows are removed: they come again.
+
+        on_metrics: called after each row is written. Training goes on if it raises: the first exception is logged
+        as a warning, later ones are not, and it is called again for the next row.
+        """
+        self.folder, self.on_metrics, self.warned = folder, on_metrics, False
+        columns = ["step", *columns]
         with saving(folder):
             earlier = _rows_up_to(folder / METRICS, after)
             with write_atomically(folder / METRICS) as temporary, temporary.open("w", newline="") as file:
@@ -34,6 +50,15 @@ class MetricsLog:
             self._file.flush()
             for name, value in values.items():
                 self._board.add_scalar(name, value, step)
+        try:
+            self.on_metrics(step, dict(values))
+        except Exception as error:
+            if not self.warned:
+                log.warning(
+                    "on_metrics failed at step %d (%s: %s): training goes on, and %s has every row",
+                    *(step, type(error).__name__, str(error).partition("\n")[0], self.folder / METRICS),
+                )
+            self.warned = True
 
     def flush(self) -> None:
         """Put all rows on disk."""
