@@ -355,6 +355,8 @@ class RunInfo:
     data: DataInfo
     device: str
     versions: dict[str, str] = field(default_factory=dict)
+    init: str | None = None
+    """The run whose weights it started from (atlas train --init): its folder, or its name on the hub."""
     format: int = FORMAT
     atlas_wm: str = field(default=__version__)
 

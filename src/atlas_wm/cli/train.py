@@ -29,6 +29,7 @@ def make_train(default: RunConfig) -> Callable[..., None]:
         device: str = "auto",
         overwrite: bool = False,
         plain: bool = False,
+        init: str | None = None,
         log: Literal["wandb"] | None = None,
         config: Annotated[RunConfig, arg(name="")] = default,
     ) -> None:
@@ -46,6 +47,8 @@ def make_train(default: RunConfig) -> Callable[..., None]:
             device: auto, cpu, cuda, cuda:N or mps.
             overwrite: Replace an existing run folder, and an interrupted run that was started with other settings.
             plain: On a GPU, no captured graphs: the plain training step.
+            init: Start from the weights of another run (folder or hub id). Its data and action size may differ:
+                tensors of another shape keep their random start, and a log line names them.
             log: Also send metrics to Weights & Biases (needs `pip install "atlas-wm[wandb]"`). The project is named
                 after the folder of --out, the run after --out. A resumed run continues its W&B run.
             config: Settings.
@@ -57,6 +60,7 @@ def make_train(default: RunConfig) -> Callable[..., None]:
         out = out or Path(f"runs/{known_task.name}-{method.rpartition(':')[-1]}-{recipe}")
         data = data or Path(f"data/{known_task.name}.lance")
         options: dict[str, Any] = {"recipe": recipe, "device": device, "overwrite": overwrite, "plain": plain}
+        options["init"] = init
         facts = {"task": task, "method": method, "recipe": recipe}
         with wandb_log(out, config, **facts) if log else nullcontext() as on_metrics:
             options |= {"on_metrics": on_metrics} if on_metrics else {}

@@ -22,8 +22,7 @@ def load_model(
 
     ``model.run`` holds the settings it was trained with. ``revision``: branch, tag or commit on the hub.
     """
-    looks_like_hub_id = isinstance(source, str) and source.count("/") == 1 and not source.startswith((".", "/"))
-    if looks_like_hub_id and not Path(source).parent.is_dir():
+    if is_hub_id(source):
         source = fetch(str(source), revision)
     info, normalizer = read_run(source)
     with torch.device("meta"):  # compare names and shapes before the model takes any memory
@@ -35,6 +34,17 @@ def load_model(
     model.bank = load_bank(source, info.config.model.latent_shape[-1])
     model.states = read_states(source)
     return model.eval().to(device)
+
+
+def is_hub_id(source: str | Path) -> bool:
+    """Whether ``user/name`` means a Hugging Face repository: it looks like one, and there is no folder ``user``."""
+    looks_like_one = isinstance(source, str) and source.count("/") == 1 and not source.startswith((".", "/"))
+    return looks_like_one and not Path(source).parent.is_dir()
+
+
+def absolute_source(source: str | Path) -> str:
+    """A run folder with its whole path, so that it means the same from any folder; a hub id as it is."""
+    return str(source) if is_hub_id(source) else str(Path(source).resolve())
 
 
 def save_model(model: WorldModel, folder: str | Path) -> None:
@@ -57,13 +67,15 @@ def save_model(model: WorldModel, folder: str | Path) -> None:
 def push_to_hub(model: WorldModel, repo_id: str, private: bool | None = None) -> str:
     """Save the model to a Hugging Face repository, created where there is none; returns its URL.
 
-    The path of the training data may reveal your machine, so only its last part is published.
+    Paths of the training data and of the run it started from may reveal your machine: only their last parts are
+    published.
     """
     with TemporaryDirectory() as folder:
         save_model(model, folder)
         assert model.run is not None  # save_model checks
         data = replace(model.run.data, path=Path(model.run.data.path).name)
-        write_info(Path(folder), replace(model.run, data=data), model.normalizer)
+        init = model.run.init and (model.run.init if is_hub_id(model.run.init) else Path(model.run.init).name)
+        write_info(Path(folder), replace(model.run, data=data, init=init), model.normalizer)
         parameters = sum(p.numel() for p in model.parameters())
         Path(folder, CARD).write_text(model_card(model.run, parameters, repo_id=repo_id))
         return publish(Path(folder), repo_id, private)

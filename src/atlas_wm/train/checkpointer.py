@@ -202,7 +202,8 @@ def _facts(info: RunInfo) -> dict[str, Any]:
             return {k: v for name, part in value.items() for k, v in leaves(f"{prefix}.{name}", part).items()}
         return {prefix.removeprefix("."): value}
 
-    facts = {"task": info.task, "method": info.method, "recipe": info.recipe, "hash of the data": info.data.hash}
+    facts: dict[str, Any] = {"task": info.task, "method": info.method, "recipe": info.recipe, "init": info.init}
+    facts["hash of the data"] = info.data.hash
     return facts | {
         name: value for name, value in leaves("", to_dict(info.config)).items() if name not in NOT_COMPARED
     }

@@ -58,6 +58,7 @@ def train(
     device: str = "auto",
     overwrite: bool = False,
     plain: bool = False,
+    init: str | Path | None = None,
     on_progress: Callable[[Progress], None] = lambda progress: None,
     on_encoded: Callable[[int, int], None] = lambda done, total: None,
     on_metrics: OnMetrics = lambda step, row: None,
@@ -65,18 +66,21 @@ def train(
     """Train on the dataset and write a complete run folder to ``out``.
 
     An interrupted run leaves its state in ``out.partial``; the same call resumes it and reaches the same weights.
-    ``plain``: no captured graphs, also on a GPU. ``on_encoded(done, total)`` counts the frames that are read into a
-    cache. ``on_metrics(step, row)`` gets every row of metrics.csv; if it raises, training logs a warning and
-    goes on. Of several processes (torchrun, srun) the main one writes, and calls ``on_metrics``.
+    ``init``: a run folder or hub id to load the first weights from. Tensors of another shape, such as the action
+    layers of another task, keep their random start. ``plain``: no captured graphs, also on a GPU.
+
+    ``on_encoded(done, total)`` counts the frames that are read into a cache. ``on_metrics(step, row)`` gets every
+    row of metrics.csv; if it raises, training logs a warning and goes on. Of several processes (torchrun, srun) the
+    main one writes, and calls ``on_metrics``.
     """
     out = Path(out)
     with shared_folder(out, overwrite) as folder:
         training_set = open_training_set(data_path, task, config)
         check_rendering(training_set.data)
         where = pick_device(device)
-        info = run_info(config, task, training_set, where, method, recipe)
+        info = run_info(config, task, training_set, where, method, recipe, init)
         saved = start_or_resume(folder, info, training_set, overwrite)
-        model = make_model(info, training_set)
+        model = make_model(info, training_set, resumed=saved is not None)
         encode, tokens = token_encoder(model, config, where), saved.notes["tokens"] if saved else None
         training_set.build_cache(where, folder, encode=encode, tokens=tokens, on_read=on_encoded)
         if saved is None:

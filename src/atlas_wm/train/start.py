@@ -1,21 +1,23 @@
 """What happens before the first step: the run folder is opened or resumed, and the model is made."""
 
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from atlas_wm.config import RunConfig, RunInfo
 from atlas_wm.convert.dinov2 import load_dinov2
 from atlas_wm.data.states import save_states
 from atlas_wm.data.training_set import TrainingSet
+from atlas_wm.errors import UserError
 from atlas_wm.models.world_model import WorldModel
 from atlas_wm.parallel.processes import from_main, is_main
 from atlas_wm.runs.files import saving
 from atlas_wm.runs.folder import NOT_FINITE, training_folder, write_info
+from atlas_wm.runs.model import absolute_source, load_model
 from atlas_wm.runs.versions import versions
 from atlas_wm.tasks import Task, task_id
 from atlas_wm.train.checkpointer import Saved, bytes_needed, check_room, previous
@@ -32,7 +34,13 @@ def shared_folder(out: Path, overwrite: bool) -> Iterator[Path]:
 
 
 def run_info(
-    config: RunConfig, task: Task, training_set: TrainingSet, device: torch.device, method: str, recipe: str
+    config: RunConfig,
+    task: Task,
+    training_set: TrainingSet,
+    device: torch.device,
+    method: str,
+    recipe: str,
+    init: str | Path | None,
 ) -> RunInfo:
     return RunInfo(
         task=task_id(task),
@@ -43,6 +51,7 @@ def run_info(
         data=training_set.info,
         device=torch.cuda.get_device_name(device) if device.type == "cuda" else device.type,
         versions=versions(),
+        init=None if init is None else absolute_source(init),
     )
 
 
@@ -61,15 +70,41 @@ def start_or_resume(folder: Path, info: RunInfo, training_set: TrainingSet, over
     return saved
 
 
-def make_model(info: RunInfo, training_set: TrainingSet) -> WorldModel:
-    """The model with its first weights."""
+def make_model(info: RunInfo, training_set: TrainingSet, resumed: bool) -> WorldModel:
+    """The model with its initial weights. A resumed run gets them from its checkpoint, not from ``info.init``.
+
+    Other processes get the main one's weights before the first step.
+    """
     config = info.config.model
+    source = load_model(info.init).state_dict() if info.init and is_main() and not resumed else None
     torch.manual_seed(info.config.train.seed)
     model = WorldModel(config, info.action_size, training_set.normalizer)
     model.run = info
+    if source is not None:
+        initialise(model, source, str(info.init))
     if config.encoder.kind == "dinov2":
         load_dinov2(model.encoder, config.encoder.weights)
     return model
+
+
+def initialise(model: nn.Module, source: Mapping[str, Tensor], name: str) -> None:
+    """Load every tensor whose name and shape match. Logs which did not."""
+    own = model.state_dict()
+    matching = {key: tensor for key, tensor in source.items() if key in own and own[key].shape == tensor.shape}
+    if not any(key in matching for key, _ in model.named_parameters()):
+        raise UserError(
+            f"--init {name}: none of its {len(source)} tensors has the name and shape of one in this model: choose "
+            f"a run of the same architecture, or leave --init out"
+        )
+    model.load_state_dict(matching, strict=False)
+
+    def shape(tensors: Mapping[str, Tensor], key: str) -> str:
+        return str(tuple(tensors[key].shape)) if key in tensors else "none"
+
+    others = [f"{key} ({shape(own, key)} here, {shape(source, key)} there)" for key in own if key not in matching]
+    others += [f"{key} (none here, {shape(source, key)} there)" for key in source if key not in own]
+    missing = f"; not loaded: {', '.join(others)}" if others else ""
+    log.info("loaded %d of %d tensors from %s%s", len(matching), len(own), name, missing)
 
 
 def token_encoder(
