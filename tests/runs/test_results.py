@@ -54,6 +54,7 @@ OTHER_SETTINGS = {
     "data": made(data="another"),
     "task": made(task="moved:Moved"),
     "no floor": replace(made(), random=None),
+    "weights": replace(made(), weights="best"),
     **{
         name: made(plan=replace(PlanConfig(), **{name: value}))
         for name, value in {

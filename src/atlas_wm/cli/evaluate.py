@@ -31,6 +31,7 @@ def evaluate(
     workers: int | None = None,
     timeout: float = 300,
     device: str = "auto",
+    weights: str | None = None,
     task: OwnTasks = (),
     search: Annotated[PlanFlags, arg(name="")] = THE_RUNS_OWN,
 ) -> None:
@@ -56,6 +57,8 @@ def evaluate(
         timeout: Seconds an environment may take to start an episode, or for the steps of one plan; 0: any time. An
             episode that takes longer, or whose environment fails, is recorded with its error and counts as failed.
         device: auto, cpu, cuda, cuda:N or mps.
+        weights: Other weights of the run than the final ones: best (validation), or step-2000 if train.save_every
+            saved them.
         task: The task to evaluate on, as module:Class: your own, if the run is of one (docs/own-data.md), or
             another one than it was trained on [default: the run's].
         search: How to search.
@@ -83,6 +86,7 @@ def evaluate(
         workers=workers,
         timeout=timeout,
         device=device,
+        weights=weights,
         plain=search.plain,
         precision=search.precision,
     )

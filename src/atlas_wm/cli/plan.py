@@ -68,6 +68,7 @@ def plan(
     goal: Path,
     seed: int = 0,
     device: str = "auto",
+    weights: str | None = None,
     search: Annotated[PlanFlags, arg(name="")] = THE_RUNS_OWN,
 ) -> None:
     """Plan from one image to another; prints the actions as JSON, in the environment's units.
@@ -81,6 +82,8 @@ def plan(
         goal: Image of the goal.
         seed: Seed of the search.
         device: auto, cpu, cuda, cuda:N or mps.
+        weights: Other weights of the run than the final ones: best (validation), or step-2000 if train.save_every
+            saved them. Novelty is measured with the final weights only.
         search: How to search.
     """
     from atlas_wm.images import read_image
@@ -88,7 +91,7 @@ def plan(
     from atlas_wm.plan.planner import Planner, dtype_of
     from atlas_wm.runs.model import load_model
 
-    model = load_model(run, pick_device(device))
+    model = load_model(run, pick_device(device), weights=weights)
     assert model.run is not None
     config = search.applied_to(model.run.config.plan)
     planner = Planner(model, config, plain=search.plain, dtype=dtype_of(search.precision))
@@ -100,5 +103,5 @@ def plan(
     }
     answer["novelty"] = result.novelty and result.novelty._asdict()
     print(json.dumps({**answer, "seconds": planner.seconds, "peak_memory": peak_memory(planner.device)}))
-    if result.novelty is None:
+    if result.novelty is None and weights is None:
         print(f"{run} has no bank of training frames for novelty: `atlas bank {run}` makes one", file=sys.stderr)

@@ -53,7 +53,8 @@ def find_evaluated(run: Path, offset: int, data: str, beside: Sequence[Path] = (
 
 
 def _fitting(run: Path, offset: int, data: str) -> list[EvaluationResult]:
-    results = read_results(run).values()
+    """Of the final weights, which the diagnostics look at."""
+    results = [r for r in read_results(run).values() if r.weights is None]
     return [r for r in results if r.protocol.offset == offset and r.data.hash == data and r.task == r.trained_task]
 
 

@@ -28,7 +28,7 @@ from atlas_wm.parallel.processes import from_all, is_main, rank, world_size
 from atlas_wm.parallel.workers import TIMEOUT, Died, Helpers, check_timeout
 from atlas_wm.plan.planner import Planner, dtype_of
 from atlas_wm.runs.card import write_card
-from atlas_wm.runs.folder import read_run, writable_folder
+from atlas_wm.runs.folder import read_run, weights_path, writable_folder
 from atlas_wm.runs.model import load_model
 from atlas_wm.runs.results import (
     FOLDER,
@@ -62,6 +62,7 @@ class Setup:
     plain: bool = False
     precision: str = "auto"
     timeout: float = 0.0  # seconds an environment may take; 0: any time
+    weights: str | None = None  # None: the final ones
 
 
 @dataclass(frozen=True)
@@ -100,7 +101,7 @@ class Worker:
             else [EnvBatch(task, size, setup.timeout)]
         )
         self.data = EpisodeData(setup.data, task, size, info.config.model.frameskip)
-        model = load_model(setup.run, setup.device)
+        model = load_model(setup.run, setup.device, weights=setup.weights)
         self.planner = Planner(model, setup.plan, plain=setup.plain, dtype=dtype_of(setup.precision))
 
     def run(self, job: Job) -> JobResult:
@@ -164,6 +165,7 @@ def evaluate(
     data_path: str | Path | None = None,
     task: Task | None = None,
     plan: PlanConfig | None = None,
+    weights: str | None = None,
     random_floor: bool = True,
     replay_ceiling: bool = True,
     films: int = 4,
@@ -178,8 +180,9 @@ def evaluate(
     """Run every condition and write ``evaluation/<condition>-<digest>.json`` (and films as .npz) into the run
     folder. Only a result with the same settings is replaced.
 
-    ``task``: the one to evaluate on, if it is not the one that the run was trained on. ``random_floor``: also run
-    uniformly random actions. ``replay_ceiling``: also run the actions of the demonstrations.
+    ``task``: the one to evaluate on, if it is not the one that the run was trained on. ``weights``: others of the
+    run than the final ones, such as ``best`` or ``step-2000``. ``random_floor``: also run uniformly random actions.
+    ``replay_ceiling``: also run the actions of the demonstrations.
     ``films`` episodes of the first seed are filmed. ``on_progress(done, total, success so far)``. ``environments``:
     ``workers`` processes that plan and act (local: on a CPU), or that act beside this one, which plans (remote:
     on a GPU). ``timeout``: seconds an environment may take to begin an episode, or for the steps of one plan; an
@@ -188,6 +191,7 @@ def evaluate(
     """
     run = Path(run)
     info, _ = read_run(run)
+    weights_path(run, weights)  # refused before the work begins
     where = pick_device(device)
     task = task or get_task_of(info)
     setup = Setup(
@@ -199,6 +203,7 @@ def evaluate(
         plain,
         precision,
         check_timeout(timeout),
+        weights,
     )
     data = EpisodeData(setup.data, task, info.config.model.encoder.image_size, info.config.model.frameskip)
     if data.task.action_size != info.action_size:
@@ -304,6 +309,7 @@ def _assemble(
         device=setup.device,
         film_every=FILM_EVERY,
         versions=versions(),
+        weights=setup.weights,
         model=summaries["model"],
         random=summaries.get("random"),
         replay=summaries.get("replay"),

@@ -16,7 +16,8 @@ HALVES: dict[Half, str] = {"id": "ID half", "ood": "OOD half"}  # by novelty of 
 
 
 def condition(report: EvaluationResult) -> str:
-    return f"offset {report.protocol.offset}, budget {report.protocol.budget}"
+    weights = f", weights {report.weights}" if report.weights else ""
+    return f"offset {report.protocol.offset}, budget {report.protocol.budget}{weights}"
 
 
 def success_rows(reports: Sequence[EvaluationResult]) -> list[dict[str, Any]]:

@@ -14,6 +14,7 @@ A folder is built under a name that ends in ``.partial`` and renamed when it is 
 is complete or absent.
 """
 
+import re
 import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
@@ -37,6 +38,7 @@ CONFIG, WEIGHTS, NORMALIZER, METRICS = "config.json", "model.safetensors", "norm
 BANK = "bank.safetensors"
 STATES = "states.safetensors"
 CHECKPOINTS, NOT_FINITE = "checkpoints", "not-finite.json"
+OTHER_WEIGHTS, BEST = "weights", "best"
 
 
 def writable_folder(run: Path, name: str) -> Path:
@@ -153,13 +155,40 @@ def _from_format_2(data: dict[str, Any]) -> dict[str, Any]:
     return {**data, "format": FORMAT}
 
 
-def read_weights(folder: str | Path, expected: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def step_name(step: int) -> str:
+    """Of the file with the weights of a step, in the order of the steps."""
+    return f"step-{step:08}"
+
+
+def other_weights(folder: str | Path) -> dict[str, Path]:
+    """Weights of a run besides the final ones, by name: ``best``, ``step-2000``."""
+    found = {}
+    for path in sorted((Path(folder) / OTHER_WEIGHTS).glob("*.safetensors")):
+        step = re.fullmatch(r"step-0*(\d+)", path.stem)
+        found[f"step-{step[1]}" if step else path.stem] = path
+    return found
+
+
+def weights_path(folder: str | Path, name: str | None) -> Path:
+    """The file with the weights of this name; None: the final ones."""
+    if name is None:
+        return Path(folder) / WEIGHTS
+    found = other_weights(folder)
+    if name not in found:
+        known = f"its other weights are {', '.join(found)}" if found else "it has the final weights only"
+        best = ". Training writes `best` only if an earlier validation beat the final one" if name == BEST else ""
+        raise UserError(
+            f"{folder} has no weights {short(name)}: {known}{best}. Leave --weights out for the final weights"
+        )
+    return found[name]
+
+
+def read_weights(path: Path, expected: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """The weights, if they have the names and shapes of those expected, which may be on the meta device.
 
     The header is compared before anything is read, and so before a model of the size that the settings ask for
     takes any memory.
     """
-    path = Path(folder) / WEIGHTS
     try:
         with safe_open(path, "pt") as stored:
             shapes = {name: tuple(stored.get_slice(name).get_shape()) for name in stored.keys()}  # noqa: SIM118

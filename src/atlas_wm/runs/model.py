@@ -11,27 +11,43 @@ from atlas_wm.models.bank import LatentBank
 from atlas_wm.models.world_model import WorldModel
 from atlas_wm.runs.card import CARD, model_card
 from atlas_wm.runs.files import write_atomically, write_tensors
-from atlas_wm.runs.folder import BANK, STATES, WEIGHTS, read_bank, read_run, read_states, read_weights, write_info
+from atlas_wm.runs.folder import (
+    BANK,
+    STATES,
+    WEIGHTS,
+    read_bank,
+    read_run,
+    read_states,
+    read_weights,
+    weights_path,
+    write_info,
+)
 from atlas_wm.runs.hub import fetch, publish
 
 
 def load_model(
-    source: str | Path, device: torch.device | str = "cpu", *, revision: str | None = None
+    source: str | Path,
+    device: torch.device | str = "cpu",
+    *,
+    revision: str | None = None,
+    weights: str | None = None,
 ) -> WorldModel:
     """Load a trained model, in eval mode, from a run folder or from a Hugging Face repository ``user/name``.
 
     ``model.run`` holds the settings it was trained with. ``revision``: branch, tag or commit on the hub.
+    ``weights``: other weights of a run folder than the final ones, such as ``best`` or ``step-2000``. The latent
+    bank belongs to the final weights, so the model has none then.
     """
     if is_hub_id(source):
         source = fetch(str(source), revision)
     info, normalizer = read_run(source)
     with torch.device("meta"):  # compare names and shapes before the model takes any memory
         expected = WorldModel(info.config.model, info.action_size, normalizer).state_dict()
-    weights = read_weights(source, expected)
+    tensors = read_weights(weights_path(source, weights), expected)
     model = WorldModel(info.config.model, info.action_size, normalizer)
-    model.load_state_dict(weights)
+    model.load_state_dict(tensors)
     model.run = info
-    model.bank = load_bank(source, info.config.model.latent_shape[-1])
+    model.bank = load_bank(source, info.config.model.latent_shape[-1]) if weights is None else None
     model.states = read_states(source)
     return model.eval().to(device)
 

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
@@ -170,10 +171,13 @@ class EvaluationResult:
     random: PolicyResult | None = None  # the floor: uniformly random actions
     replay: PolicyResult | None = None  # the ceiling: the actions of the demonstration
     versions: dict[str, str] = field(default_factory=dict)
+    weights: str | None = None  # of the run: best, step-2000; None: the final ones
     format: int = FORMAT
 
     def __post_init__(self) -> None:
         within("", self, 1, MOST_BUDGET, "film_every")
+        if self.weights is not None and not re.fullmatch(r"best|step-\d{1,18}", self.weights):
+            raise UserError(f"weights must be best or step-NUMBER, not {short(self.weights)}")
         for name, result in self.policies.items():
             found = {seed: len(episodes) for seed, episodes in result.episodes.items()}
             if found != {str(seed): self.protocol.episodes for seed in self.protocol.seeds}:
@@ -187,7 +191,7 @@ class EvaluationResult:
 
     @property
     def condition(self) -> str:
-        return self.protocol.name + self.plan.replanning
+        return self.protocol.name + self.plan.replanning + (f"_{self.weights}" if self.weights else "")
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -201,7 +205,7 @@ class EvaluationResult:
             "data": self.data.hash,
             "novelty_bank": asdict(self.novelty_bank),
             "policies": list(self.policies),
-        }
+        } | ({"weights": self.weights} if self.weights else {})
 
     @property
     def name(self) -> str:
@@ -225,7 +229,7 @@ class EvaluationResult:
 
         training_data: hash of the run's.
         """
-        plan, others = self.plan, []
+        plan, others = self.plan, [f"weights {self.weights}"] if self.weights else []
         if self.protocol.leave_out_solved:
             others.append("without those solved at the start")
         if plan.rule != "terminal":

@@ -25,7 +25,7 @@ from atlas_wm.config import RunInfo, TrainConfig
 from atlas_wm.errors import UserError
 from atlas_wm.rng import TrainRng, make_rng
 from atlas_wm.runs.files import LOCK, saving, write_atomically
-from atlas_wm.runs.folder import CHECKPOINTS, read_run
+from atlas_wm.runs.folder import BEST, CHECKPOINTS, OTHER_WEIGHTS, read_run, step_name
 from atlas_wm.settings import to_dict
 from atlas_wm.train.monitors import StopSignals
 
@@ -33,7 +33,6 @@ log = logging.getLogger(__name__)
 CHECKPOINTS_TO_KEEP = 2  # if the last one is damaged, there is another
 MIN_SECONDS, MAX_SHARE = 60.0, 0.01  # between checkpoints; of the time that saving may take
 SPARE = 2**20  # bytes for the small files beside a checkpoint
-WEIGHTS, BEST = "weights", "best"
 NOT_COMPARED = {
     "train.workers",
     "train.cache_frames",
@@ -236,7 +235,7 @@ class Checkpointer:
 
     def _best(self) -> float:
         try:
-            return float(read_saved(self.staging / WEIGHTS / f"{BEST}.safetensors").notes["val_total"])
+            return float(read_saved(self.staging / OTHER_WEIGHTS / f"{BEST}.safetensors").notes["val_total"])
         except Damaged:
             return float("inf")
 
@@ -303,7 +302,7 @@ class Checkpointer:
             weights = {name: tensor.detach().cpu().contiguous() for name, tensor in model.state_dict().items()}
             notes = {"step": step, "val_total": validation, **self.notes}
             if export and step < steps:
-                write_saved(self.staging / WEIGHTS / f"step-{step:08}.safetensors", Saved(weights, notes))
+                write_saved(self.staging / OTHER_WEIGHTS / f"{step_name(step)}.safetensors", Saved(weights, notes))
             if better:
                 self._save_best(Saved(weights, notes), last=step == steps)
             if due:
@@ -315,7 +314,7 @@ class Checkpointer:
 
     def _save_best(self, saved: Saved, last: bool) -> None:
         self.best = float(saved.notes["val_total"])
-        path = self.staging / WEIGHTS / f"{BEST}.safetensors"
+        path = self.staging / OTHER_WEIGHTS / f"{BEST}.safetensors"
         if not last:
             return write_saved(path, saved)
         with saving(self.staging):  # the final weights are the best: no second file
@@ -338,7 +337,7 @@ class Checkpointer:
         with saving(self.staging):
             self.flush()
         folder = self.staging / CHECKPOINTS
-        write_saved(folder / f"step-{saved.step:08}.safetensors", saved)
+        write_saved(folder / f"{step_name(saved.step)}.safetensors", saved)
         with saving(folder):
             for old in checkpoints_in(self.staging)[CHECKPOINTS_TO_KEEP:]:
                 remove(old)
