@@ -232,20 +232,20 @@ class TrainConfig:
     """Batches over which BatchNorm statistics are measured before each validation and, in float32, at the end;
     0: never, the running averages of training are used, which trail the weights."""
     cache_tokens: Literal["auto", "always", "never"] = "auto"
-    """Tokens of a frozen encoder are computed once for each frame and kept on disk while it trains, instead of at
-    every step. auto: where that saves work and fits the disk."""
+    """Compute the tokens of a frozen encoder once for each frame and cache them on disk during training. auto:
+    where that saves encoder passes and fits the disk."""
     cache_frames: Literal["auto", "always", "never"] = "auto"
-    """On a GPU: read all frames once, and keep them there as the tiles that differ from the background. auto: where
-    each is needed more than once and they fit."""
+    """On a GPU: read all frames once and cache them in its memory, as the tiles that differ from the background.
+    auto: where training needs them more than once and they fit."""
     workers: int = 0
     """Loader processes; 0 loads in the training process."""
     log_every: int = 10
     validate_every: int = 500
     checkpoint_every: int | None = None
-    """Steps between checkpoints, from which an interrupted run goes on. None: about every minute, and so rarely
-    that they take at most 1 % of the time."""
+    """Steps between checkpoints, from which an interrupted run resumes. None: about every minute, and never more
+    than 1 % of the time."""
     save_every: int | None = None
-    """Weights of every so many steps stay in RUN/weights; None: only the best of the validations."""
+    """Also save the weights to RUN/weights after every so many steps; None: only those of the best validation."""
 
     def __post_init__(self) -> None:
         check_types("train.", self)

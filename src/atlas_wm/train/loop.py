@@ -1,10 +1,8 @@
 """Training: from a dataset and a configuration to a run folder."""
 
-import logging
 import shutil
 import time
 from collections.abc import Callable
-from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
@@ -25,14 +23,12 @@ from atlas_wm.runs.folder import CHECKPOINTS
 from atlas_wm.runs.model import save_model
 from atlas_wm.tasks import Task
 from atlas_wm.train.checkpointer import Checkpointer
-from atlas_wm.train.metrics import MetricsLog, OnMetrics
+from atlas_wm.train.metrics import MetricsLog, NoMetrics, OnMetrics
 from atlas_wm.train.monitors import HEALTH, CollapseMonitor, LossBuffer, StopSignals, name_dead_loaders
 from atlas_wm.train.schedule import warmup_cosine
 from atlas_wm.train.start import check_disk, make_model, run_info, shared_folder, start_or_resume, token_encoder
 from atlas_wm.train.step import is_mixed, make_step
 from atlas_wm.train.validation import VALIDATION_BATCHES, measure_batchnorm, validate
-
-log = logging.getLogger(__name__)
 
 
 class Progress(NamedTuple):
@@ -85,27 +81,27 @@ def train(
         training_set.build_cache(where, folder, encode=encode, tokens=tokens, on_read=on_encoded)
         if saved is None:
             check_disk(folder, model, training_set)
-        with (
-            StopSignals() as stop,
-            MetricsLog(folder, metric_names(config), saved.step if saved else 0, on_metrics)
-            if is_main()
-            else nullcontext() as metrics,
-            name_dead_loaders(),
-        ):
-            write, flush = (metrics.write, metrics.flush) if metrics else (lambda step, row: None, lambda: None)
+        first = saved.step if saved else 0
+        log = MetricsLog(folder, metric_names(config), first, on_metrics) if is_main() else NoMetrics()
+        with StopSignals() as stop, log as metrics, name_dead_loaders():
             agree = from_main if world_size() > 1 else None
             notes = {"tokens": training_set.caches_tokens}
-            checkpointer = Checkpointer(folder, config.train, saved, stop, flush, rank(), agree, **notes)
-            fit(model, training_set, where, write, on_progress, plain=plain, checkpointer=checkpointer)
+            checkpointer = Checkpointer(folder, config.train, saved, stop, metrics.flush, rank(), agree, **notes)
+            fit(model, training_set, where, metrics.write, on_progress, plain=plain, checkpointer=checkpointer)
         if is_main():
-            model.build_bank(training_set.sample_frames())
-            with saving(folder):
-                save_model(model, folder)
-                write_card(folder)
-            training_set.remove_cache()
+            finish(model, training_set, folder)
     if is_main():
         shutil.rmtree(out / CHECKPOINTS, ignore_errors=True)  # only now: until the rename, the run can be resumed
     return out
+
+
+def finish(model: WorldModel, training_set: TrainingSet, folder: Path) -> None:
+    """Complete the run folder: latent bank, final weights and model card."""
+    model.build_bank(training_set.sample_frames())
+    with saving(folder):
+        save_model(model, folder)
+        write_card(folder)
+    training_set.remove_cache()
 
 
 def fit(

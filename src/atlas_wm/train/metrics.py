@@ -5,6 +5,7 @@ import io
 import logging
 import os
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from types import TracebackType
 
@@ -78,6 +79,17 @@ class MetricsLog:
         except OSError:
             if error is None:  # else it is the same full disk
                 raise
+
+
+class NoMetrics(nullcontext["NoMetrics"]):
+    """For the processes that do not write."""
+
+    def __enter__(self) -> "NoMetrics":
+        return self
+
+    def write(self, step: int, values: dict[str, float]) -> None: ...
+
+    def flush(self) -> None: ...
 
 
 def _rows_up_to(path: Path, step: int) -> list[dict[str, str]]:

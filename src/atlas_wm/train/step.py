@@ -18,9 +18,7 @@ from atlas_wm.parallel.processes import gather_rows, sum_gradients, world_size
 from atlas_wm.train.agreement import disagreement
 
 log = logging.getLogger(__name__)
-STEPS_WORTH_COMPILING = (
-    60_000  # compiling takes about a minute and saves milliseconds per step without fused kernels
-)
+STEPS_WORTH_COMPILING = 60_000  # it takes about a minute and saves milliseconds per step without fused kernels
 WARM_UP = 3  # updates before the capture: they compile kernels and fill the optimiser state
 
 
@@ -49,9 +47,8 @@ def make_step(
     if world_size() > 1:
         log.info("%d processes share each batch: plain training step", world_size())
     elif device.type == "cuda" and not plain:
-        fused = is_mixed(config.train, device) and not any(
-            fusable(model).values()
-        )  # then little is left to compile
+        mixed = is_mixed(config.train, device)
+        fused = mixed and not any(fusable(model).values())  # then little is left to compile
         worth = config.train.compile == "auto" and steps >= STEPS_WORTH_COMPILING and not fused
         compiled = worth or config.train.compile == "always"
         return CapturedStep(model, config, device, steps, done, compiled=compiled)

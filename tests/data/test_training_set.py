@@ -1,0 +1,148 @@
+"""The training set owns its caches and hands out batches: the same ones from any start and with any cache."""
+
+from dataclasses import replace
+from itertools import islice
+
+import numpy as np
+import pytest
+import torch
+
+from atlas_wm.data import training_set as module
+from atlas_wm.data.frame_cache import FrameCache
+from atlas_wm.data.training_set import open_training_set
+from atlas_wm.errors import UserError
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture
+def opened(dataset_path, task, tiny_config):
+    def open_with(**changes):
+        config = replace(tiny_config, train=replace(tiny_config.train, **changes))
+        return open_training_set(dataset_path, task, config)
+
+    return open_with
+
+
+def same(one, other):
+    return all(torch.equal(a, b) for a, b in zip(one, other, strict=True))
+
+
+def test_batches_after_a_step_are_the_rest_of_all_batches(opened):
+    training_set = opened(steps=5)
+    whole, rest = (list(training_set.batches(start, CPU)) for start in (0, 3))
+    assert len(whole) == 5 and len(rest) == 2
+    assert all(same(a, b) for a, b in zip(whole[3:], rest, strict=True))
+    assert not same(whole[0], whole[1])
+    assert whole[0].frames.shape == (16, 4, 3, 32, 32) and whole[0].actions.shape == (16, 3, 10)
+
+
+def test_steps_follow_from_epochs_unless_they_are_given(opened):
+    given, epochs = opened(steps=5), opened(steps=None, epochs=3)
+    assert given.steps == 5 and epochs.steps == 3 * (len(epochs.training) // 16) == 3 * epochs.steps_per_epoch
+
+
+def test_a_batch_that_cannot_be_filled_is_refused_at_once(opened):
+    with pytest.raises(UserError, match="do not fill one batch of 100000"):
+        opened(batch=100_000, steps=1).batches(0, CPU)
+
+
+def test_sampled_batches_are_always_the_same_and_end_with_the_clips(opened):
+    training_set = opened()
+    clips = training_set.validation.take(np.arange(35))
+    first, again = (list(training_set.sample_batches(clips, 10, CPU)) for _ in range(2))
+    assert [len(batch.actions) for batch in first] == [16, 16, 3]
+    assert all(same(a, b) for a, b in zip(first, again, strict=True))
+    assert len(list(training_set.sample_batches(clips, 2, CPU))) == 2
+    one_left = training_set.validation.take(np.arange(17))
+    assert [len(batch.actions) for batch in training_set.sample_batches(one_left, 10, CPU)] == [16]
+
+
+def test_the_clips_of_a_step_are_those_of_its_batch(opened):
+    training_set = opened(steps=5)
+    clips = training_set.clips_of_step(2)
+    batch = list(islice(training_set.batches(0, CPU), 2))[1]
+    rows = np.array([clip["row"] for clip in clips])
+    assert torch.equal(batch.frames[:, 0], training_set.data.frames_of(rows))
+    assert all(clip["finite"] for clip in clips)
+    offsets = training_set.data.offsets
+    assert all(clip["row"] == offsets[clip["episode"]] + clip["step"] for clip in clips)
+
+
+def tokens_of(frames):
+    return torch.nn.functional.adaptive_avg_pool2d(frames.float(), 2).flatten(2).mT / 255
+
+
+@pytest.fixture
+def frozen(opened, monkeypatch):
+    """A training set with 4 tokens of 3 numbers for each frame."""
+
+    def open_with(**changes):
+        training_set = opened(**changes)
+        monkeypatch.setattr(type(training_set.config.model), "latent_shape", property(lambda self: (4, 3)))
+        return training_set
+
+    return open_with
+
+
+def test_cached_tokens_take_the_place_of_frames(frozen, tmp_path):
+    training_set = frozen(cache_tokens="always", steps=2)
+    plain = next(training_set.batches(0, CPU))
+    seen = []
+    training_set.build_cache(
+        CPU, tmp_path, encode=tokens_of, on_read=lambda done, total: seen.append((done, total))
+    )
+    cached = next(training_set.batches(0, CPU))
+    assert training_set.caches_tokens and seen[-1] == (training_set.info.rows,) * 2
+    expected = tokens_of(plain.frames.flatten(0, 1)).unflatten(0, (16, 4)).half()
+    assert torch.equal(cached.frames, expected) and torch.equal(cached.actions, plain.actions)
+    assert next(training_set.sample_batches(training_set.validation, 1, CPU)).frames.shape == (16, 4, 4, 3)
+    training_set.remove_cache()
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("choice", "steps", "decided", "cached"),
+    [
+        ("never", 1000, None, False),
+        ("auto", 1000, None, True),
+        ("auto", 1, None, False),  # most frames are read once at most
+        ("auto", 1, True, True),  # as the interrupted run did
+        ("always", 1, False, False),
+    ],
+)
+def test_tokens_are_cached_where_it_pays(frozen, tmp_path, choice, steps, decided, cached):
+    training_set = frozen(cache_tokens=choice, steps=steps)
+    training_set.build_cache(CPU, tmp_path, encode=tokens_of, tokens=decided)
+    assert training_set.caches_tokens == cached
+
+
+def test_a_whole_token_file_is_not_written_again(frozen, tmp_path):
+    for encode in (tokens_of, None):
+        training_set = frozen(cache_tokens="always")
+        refuse = encode or (lambda frames: pytest.fail("encoded again"))
+        training_set.build_cache(CPU, tmp_path, encode=refuse)
+        assert training_set.caches_tokens
+
+
+@pytest.mark.parametrize(
+    ("choice", "steps", "asked"),
+    [("never", 1000, None), ("auto", 1000, False), ("auto", 1, None), ("always", 1, True)],
+)
+def test_frames_are_cached_on_a_cuda_device_where_it_pays(opened, tmp_path, monkeypatch, choice, steps, asked):
+    calls = []
+    build = module.cache_on_device
+
+    def on_cpu(data, device, workers, *, always, on_progress):
+        calls.append(always)
+        return build(data, CPU, workers, always=always, on_progress=on_progress)
+
+    monkeypatch.setattr(module, "cache_on_device", on_cpu)
+    training_set = opened(cache_frames=choice, steps=steps)
+    training_set.build_cache(CPU, tmp_path)
+    assert training_set.cache is None and calls == []
+    expected = next(training_set.batches(0, CPU))
+    training_set.build_cache(torch.device("cuda"), tmp_path)
+    assert calls == ([] if asked is None else [asked])
+    assert isinstance(training_set.cache, FrameCache) == bool(calls)
+    assert same(next(training_set.batches(0, CPU)), expected)
