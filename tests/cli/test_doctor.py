@@ -86,7 +86,7 @@ def test_no_renderer_is_a_row_with_its_remedy(monkeypatch):
     assert found.status == "missing" and "no library" in found.detail
     assert "apt-get install libegl1" in found.remedy
     monkeypatch.setattr(doctor, "find_spec", lambda name: None)
-    assert "pip install mujoco" in doctor.check_renderer().remedy
+    assert '"atlas-wm[envs]"' in doctor.check_renderer().remedy
 
 
 def test_cube_without_frames_is_half_a_cube():
@@ -96,7 +96,7 @@ def test_cube_without_frames_is_half_a_cube():
 
 def test_an_environment_that_does_not_work_names_what_it_needs():
     found = doctor.environment_row("PushT", Said({}, "ModuleNotFoundError: No module named 'pymunk'"), 0)
-    assert found.status == "missing" and "pymunk" in found.detail and "pip install pymunk" in found.remedy
+    assert found.status == "missing" and "pymunk" in found.detail and '"atlas-wm[envs]"' in found.remedy
 
 
 def test_formats_without_their_packages():

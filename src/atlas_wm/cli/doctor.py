@@ -16,20 +16,19 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Literal
 
-from atlas_wm.runs.versions import MODULES, to_install
+from atlas_wm.runs.versions import MODULES, install_command, to_install
 
 Status = Literal["ok", "warn", "missing"]
 
 SECONDS = 50.0  # for all that is tried in other processes
 LOW_MEMORY, LOW_DISK = 4.0, 10.0  # GiB
 ONLY_FOR = {"video": " (only for video datasets)"}
-FORMATS = {  # name → modules it reads and writes with, and what brings them
-    name: (tuple(modules), f"pip install {' '.join(modules.values())}{ONLY_FOR.get(name, '')}")
-    for name, modules in MODULES.items()
+FORMATS = {  # name → modules it reads and writes with, and the command that installs them
+    name: (modules, install_command(*modules) + ONLY_FOR.get(name, "")) for name, modules in MODULES.items()
 }
 ENVIRONMENTS = {"TwoRoom": "swm/TwoRoom-v1", "PushT": "swm/PushT-v1", "Cube": "swm/OGBCube-v0"}
 NO_ANSWER, WAIT = "no answer", "try again when the machine is idle"
-NEEDS = {"TwoRoom": "stable-worldmodel", "PushT": "pymunk pygame shapely opencv-python-headless", "Cube": "ogbench"}
+INSTALL_ENVS = install_command("stable_worldmodel")
 
 
 def doctor() -> None:
@@ -176,7 +175,7 @@ def check_renderer() -> Check:
     from atlas_wm.tasks import rendering
 
     if find_spec("mujoco") is None:
-        return Check("renderer", "missing", "MuJoCo is not installed: no Cube", "pip install mujoco ogbench")
+        return Check("renderer", "missing", "MuJoCo is not installed: no Cube", INSTALL_ENVS)
     backend = rendering.pick_renderer()
     if backend is not None:
         return Check("renderer", "ok", f"MuJoCo draws Cube with {backend}")
@@ -313,7 +312,7 @@ def environment_row(name: str, probe: Probe, deadline: float) -> Check:
     found, error = probe.finding(name, deadline)
     label = f"env {name}"
     if error:
-        remedy = WAIT if NO_ANSWER in error else to_install(error, f"pip install {NEEDS[name]}")
+        remedy = WAIT if NO_ANSWER in error else to_install(error, INSTALL_ENVS)
         return Check(label, "missing", error, remedy)
     if found["frame"] is None:
         return Check(label, "warn", "reset and step work; no frames", "see renderer")
@@ -326,7 +325,7 @@ def format_rows(probe: Probe, deadline: float) -> Iterable[Check]:
     for name, (_, install) in FORMATS.items():
         label = f"format {name}"
         if error:
-            remedy = WAIT if NO_ANSWER in error else to_install(error, "pip install stable-worldmodel")
+            remedy = WAIT if NO_ANSWER in error else to_install(error, INSTALL_ENVS)
             yield Check(label, "missing", f"stable-worldmodel does not load: {error}", remedy)
         elif found["absent"][name]:
             status: Status = "warn" if name == "video" else "missing"

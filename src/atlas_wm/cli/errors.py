@@ -13,6 +13,7 @@ from typing import Any, get_type_hints
 
 from atlas_wm.config import RunConfig
 from atlas_wm.errors import Interrupted, SettingError, UserError
+from atlas_wm.runs.versions import EXTRAS, install_command
 
 DEBUG = "ATLAS_DEBUG"  # in the environment: as --debug
 
@@ -33,6 +34,11 @@ def errors_in_one_line(flags: Mapping[str, str], debug: bool) -> Iterator[None]:
         if debug:
             traceback.print_exception(error)
         sys.exit(f"atlas: {name_flags(str(error), flags) if isinstance(error, SettingError) else error}")
+    except ModuleNotFoundError as error:
+        missing = (error.name or "").partition(".")[0]
+        if debug or missing not in EXTRAS:
+            raise
+        sys.exit(f"atlas: the Python package {missing} is not installed: {install_command(missing)}")
     except Interrupted as stop:
         print(f"atlas: {stop}", file=sys.stderr)
         sys.exit(stop.code)

@@ -7,20 +7,29 @@ from importlib.metadata import PackageNotFoundError, version
 
 PACKAGES = ("atlas-wm", "torch", "timm", "stable-worldmodel", "gymnasium", "numpy")
 
-MODULES = {  # format of a dataset → the modules that read and write it, and the packages they come in
-    "lance": {"lancedb": "lancedb", "lance": "pylance"},
-    "hdf5": {"h5py": "h5py", "hdf5plugin": "hdf5plugin"},
-    "video": {"decord": "decord", "imageio": "imageio imageio-ffmpeg"},
+MODULES = {  # format of a dataset → the modules that read and write it
+    "lance": ("lancedb", "lance"),
+    "hdf5": ("h5py", "hdf5plugin"),
+    "video": ("decord", "imageio"),
+}
+EXTRAS = {  # module → the extra in pyproject.toml that installs it
+    **dict.fromkeys(("stable_worldmodel", "gymnasium", "pymunk", "pygame", "shapely", "ogbench", "mujoco"), "envs"),
+    **dict.fromkeys(("h5py", "hdf5plugin", "lancedb", "lance", "imageio", "cv2", "tensorboard"), "data"),
+    **dict.fromkeys(("matplotlib", "jinja2"), "report"),
 }
 
 
+def install_command(*modules: str) -> str:
+    """The command that installs modules: ``pip install "atlas-wm[data]"``, or by name where no extra has them."""
+    extras = sorted({EXTRAS[name] for name in modules if name in EXTRAS})
+    others = sorted(name for name in modules if name not in EXTRAS)
+    return " ".join(["pip install", *([f'"atlas-wm[{",".join(extras)}]"'] if extras else []), *others])
+
+
 def to_install(error: object, otherwise: str) -> str:
-    """What puts an error right: ``pip install pylance`` where it says that the module lance is missing."""
+    """The command that fixes an error which says that a module is missing."""
     module = re.search(r"No module named '(\w+)", str(error))
-    if module is None:
-        return otherwise
-    packages = {name: package for modules in MODULES.values() for name, package in modules.items()}
-    return f"pip install {packages.get(module[1], module[1])}"
+    return otherwise if module is None else install_command(module[1])
 
 
 def check_modules(format: str) -> None:

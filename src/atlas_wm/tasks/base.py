@@ -11,7 +11,7 @@ from torch import Tensor
 
 from atlas_wm.errors import UserError, reason
 from atlas_wm.normalizer import Bounds
-from atlas_wm.runs.versions import to_install
+from atlas_wm.runs.versions import install_command, to_install
 
 log = logging.getLogger(__name__)
 
@@ -25,7 +25,7 @@ def import_harness() -> None:
         try:
             import stable_worldmodel  # noqa: F401
         except ImportError as error:
-            remedy = f"{to_install(error, 'pip install stable-worldmodel')}, or see `atlas doctor`"
+            remedy = f"{to_install(error, install_command('stable_worldmodel'))}, or see `atlas doctor`"
             raise UserError(f"stable-worldmodel does not load ({error}): {remedy}") from error
 
 
