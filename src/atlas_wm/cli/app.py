@@ -1,5 +1,6 @@
 """``atlas``: finds the command, whose flags come from the signature of its function."""
 
+import inspect
 import logging
 import os
 import sys
@@ -27,21 +28,27 @@ from atlas_wm.recipes import get_recipe
 # process on the same cores the spinning made training ten times slower.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
-DESCRIPTION = """Latent world models whose planning can be trusted.
+HELP = """Train latent world models, plan with them, and measure when their plans can be trusted.
 
-A first run on a laptop:
+Run everything once, on a laptop:
 
     atlas demo
 
-Step by step:
+Or step by step:
 
-    atlas collect tworoom --episodes 5000 --no-pixels
-    atlas train tworoom --method atlas --recipe demo
-    atlas eval runs/tworoom-atlas-demo --part heldout
+    atlas collect tworoom --episodes 5000 --no-pixels          # record demonstrations
+    atlas train tworoom --method atlas --recipe demo           # train; writes runs/tworoom-atlas-demo
+    atlas eval runs/tworoom-atlas-demo --part heldout          # success in the environment
     atlas plan runs/tworoom-atlas-demo --frame now.png --goal goal.png
+    atlas diagnose runs/tworoom-atlas-demo                     # the paper's diagnostics
+    atlas report runs/tworoom-atlas-demo                       # one HTML page
 
-`atlas COMMAND --help` explains each one, `atlas --version` says which this is. With --debug (or ATLAS_DEBUG=1) an
-error comes with its whole traceback."""
+Commands:
+
+{commands}
+
+`atlas COMMAND --help` explains a command and `atlas --version` prints the version. Add --debug to any command, or
+set ATLAS_DEBUG=1, to see the full traceback of an error."""
 
 
 COMMANDS: dict[str, Callable[..., None]] = {
@@ -74,18 +81,25 @@ def run_command(arguments: list[str]) -> None:
     from atlas_wm.parallel.launch import process_info
 
     if process_info().size > 1 and arguments[:1] not in (["train"], ["eval"], ["diagnose"]):
-        raise UserError("only train, eval and diagnose run in several processes: start one, without torchrun")
-    if process_info().rank:  # of several processes one speaks; errors are said by the one that has them
+        raise UserError("only train, eval and diagnose run in several processes: start this one without torchrun")
+    if process_info().rank:  # rank 0 prints for all; each rank reports its own errors
         sys.stdout = open(os.devnull, "w")  # noqa: SIM115
         logging.getLogger("atlas_wm").setLevel(logging.ERROR)
     elif logging.lastResort is not None:
-        logging.getLogger("atlas_wm").setLevel(logging.INFO)  # lines such as "fast path: …", to stderr
+        logging.getLogger("atlas_wm").setLevel(logging.INFO)  # such as "fast path: …", on stderr
         logging.lastResort.setLevel(logging.INFO)
     commands = dict(COMMANDS)
-    if arguments and not arguments[0].startswith("-") and arguments[0] not in commands:
+    if not arguments or arguments[0] in ("-h", "--help"):
+        print(overview())
+        sys.exit()
+    if not arguments[0].startswith("-") and arguments[0] not in commands:
         raise unknown("command", arguments[0], commands)
     if arguments[:1] == ["train"]:
         commands["train"] = make_train(recipe_defaults(arguments))
-    tyro.extras.subcommand_cli_from_dict(
-        commands, prog="atlas", description=DESCRIPTION, args=arguments or ["--help"]
-    )
+    tyro.extras.subcommand_cli_from_dict(commands, prog="atlas", args=arguments)
+
+
+def overview() -> str:
+    """The help of ``atlas`` itself: the first line of each command's help."""
+    lines = [f"    {name:9} {(inspect.getdoc(run) or '').partition(chr(10))[0]}" for name, run in COMMANDS.items()]
+    return HELP.format(commands="\n".join(lines))

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 from tyro.conf import Positional, arg
 
@@ -11,15 +11,22 @@ from atlas_wm.errors import UserError, short
 if TYPE_CHECKING:
     from atlas_wm.tasks import Task
 
+
+def by_default(text: str, metavar: str = "PATH") -> Any:
+    """For a flag that is None unless it is given: the help says what is used then."""
+    return arg(metavar=metavar, help_behavior_hint=f"(default: {text})")
+
+
 TaskName = Positional[Annotated[str, arg(metavar="TASK")]]
-RunFolders = Positional[Annotated[tuple[Path, ...], arg(metavar="RUN [RUN ...]")]]
-# A run's file does not decide which code runs: a task that is not of this package is named again.
-OwnTasks = Annotated[tuple[str, ...], arg(metavar="TASK [TASK ...]")]
+RunFolders = Positional[Annotated[tuple[Path, ...], arg(metavar="RUN [RUN ...]", help_behavior_hint="(required)")]]
+# A file never decides which code is imported, so your own task is named again on the command line.
+OwnTasks = Annotated[tuple[str, ...], by_default("the task of the run", "TASK [TASK ...]")]
+Device = Annotated[str, arg(metavar="auto|cpu|cuda|cuda:N|mps")]
 RunFolder = Positional[Annotated[Path, arg(metavar="RUN")]]
 
 
 def import_tasks(names: Sequence[str]) -> "list[Task]":
-    """Import the tasks that were named on the command line: what a run's file names is followed only then."""
+    """Import the tasks named on the command line. The name of a task in a run's file is used only then."""
     if not names:
         return []
     from atlas_wm.tasks import get_task
@@ -28,7 +35,7 @@ def import_tasks(names: Sequence[str]) -> "list[Task]":
 
 
 def import_tasks_of(runs: Sequence[Path], names: Sequence[str]) -> None:
-    """The same where each must be the task of one of the runs."""
+    """Import the tasks named on the command line, each of which must be the task of one of the runs."""
     tasks = import_tasks(names)
     if tasks:
         from atlas_wm.runs.folder import read_run

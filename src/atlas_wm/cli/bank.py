@@ -1,22 +1,33 @@
 """``atlas bank``"""
 
 from pathlib import Path
+from typing import Annotated
 
-from atlas_wm.cli.arguments import OwnTasks, RunFolder, import_tasks_of
+from atlas_wm.cli.arguments import Device, OwnTasks, RunFolder, by_default, import_tasks_of
 
 
-def bank(run: RunFolder, /, data: Path | None = None, device: str = "auto", task: OwnTasks = ()) -> None:
-    """Give a run that lacks them the bank of training frames that `atlas plan` tells novelty by, and the training
-    states that `atlas eval` tells ID from OOD episodes by.
+def bank(
+    run: RunFolder,
+    /,
+    data: Annotated[Path | None, by_default("the path stored in the run")] = None,
+    device: Device = "auto",
+    task: OwnTasks = (),
+) -> None:
+    """Add the bank of training latents to a run, so that its plans report novelty.
 
-    Training and `atlas import` do this themselves. A run of an older version also gets the action bounds that its
-    plans are clipped to.
+    Training and `atlas import` already do this. Use it for runs of older versions, or after deleting
+    bank.safetensors:
+
+        atlas bank runs/tworoom-atlas-demo
+
+    It also stores the training states that `atlas eval` needs to split episodes into ID and OOD, and the action
+    bounds that plans are clipped to.
 
     Args:
         run: Run folder.
-        data: The dataset it was trained on [default: where that was].
-        device: auto, cpu, cuda, cuda:N or mps.
-        task: Your own task, as module:Class, if the run is of one.
+        data: The dataset the run was trained on.
+        device: Where to compute; auto takes CUDA, then MPS, then the CPU.
+        task: Your own task as module:Class, if the run was trained on one.
     """
     import_tasks_of([run], task)
     from atlas_wm.train.bank import write_bank

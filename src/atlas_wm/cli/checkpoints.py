@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 
 from tyro.conf import Positional, arg
 
-from atlas_wm.cli.arguments import RunFolder
+from atlas_wm.cli.arguments import RunFolder, by_default
 
 
 def import_checkpoint(
@@ -13,21 +13,24 @@ def import_checkpoint(
     /,
     task: str,
     format: Literal["lewm"] = "lewm",
-    data: Path | None = None,
-    out: Path | None = None,
+    data: Annotated[Path | None, by_default("data/TASK.lance")] = None,
+    out: Annotated[Path | None, by_default("runs/TASK-lewm-imported")] = None,
     overwrite: bool = False,
 ) -> None:
-    """Make a run folder from the checkpoint of another library.
+    """Convert a checkpoint of another library into a run folder.
 
-    A LeWM checkpoint does not hold the mean and deviation of the actions it was trained on. They are measured on
-    the dataset, as training would: give the one it was trained on.
+    A LeWM checkpoint does not store the mean and standard deviation of the training actions, so they are measured
+    on the dataset: pass the one the model was trained on. Afterwards `atlas eval`, `atlas plan` and `atlas
+    diagnose` work as with any run:
+
+        atlas import lewm-checkpoint/ --task tworoom --data data/tworoom.lance
 
     Args:
-        path: A folder with weights.pt and config.json, or the .pt file itself with config.json beside it.
-        task: tworoom, pusht or cube, or your own as module:Class (docs/own-data.md).
-        format: lewm: a LeWM that stable-worldmodel saved.
-        data: Dataset [default: data/TASK.lance].
-        out: Run folder [default: runs/TASK-lewm-imported].
+        path: A folder with weights.pt and config.json, or a .pt file with config.json in the same folder.
+        task: tworoom, pusht, cube, or your own as module:Class (docs/own-data.md).
+        format: lewm: a LeWM saved by stable-worldmodel.
+        data: The dataset the model was trained on.
+        out: Run folder to write.
         overwrite: Replace an existing run folder.
     """
     from atlas_wm.tasks import get_task
@@ -48,14 +51,18 @@ def export_checkpoint(
     vit_names: Literal["installed", "old", "new"] = "installed",
     overwrite: bool = False,
 ) -> None:
-    """Write a run for another library: weights.pt and config.json, as stable-worldmodel loads them.
+    """Convert a run folder into a checkpoint of another library: weights.pt and config.json.
+
+    stable-worldmodel loads the result with load_state_dict(strict=True):
+
+        atlas export runs/tworoom-lewm-paper --out lewm-checkpoint
 
     Args:
-        run: Run folder of a model with LeWM's architecture, whatever its losses.
+        run: Run folder of a model with LeWM's architecture; any losses.
         out: Folder to write.
         format: lewm: stable-worldmodel's LeWM.
-        vit_names: How the encoder's layers are named, which transformers has changed: as in the version installed
-            here, or as in published checkpoints (old) or since (new).
+        vit_names: Names of the ViT's layers, which changed between versions of transformers. installed: those of
+            your version; old: those of published checkpoints; new: those of current versions.
         overwrite: Replace an existing folder.
     """
     from atlas_wm.convert.lewm import export_lewm

@@ -2,9 +2,9 @@
 
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
-from atlas_wm.cli.arguments import TaskName
+from atlas_wm.cli.arguments import TaskName, by_default
 
 if TYPE_CHECKING:
     from atlas_wm.tasks import Task
@@ -14,24 +14,31 @@ def collect(
     task: TaskName,
     /,
     episodes: int = 5000,
-    out: Path | None = None,
+    out: Annotated[Path | None, by_default("data/TASK.lance")] = None,
     seed: int = 0,
     pixels: bool = True,
-    workers: int | None = None,
+    workers: Annotated[int | None, by_default("one per core", "INT")] = None,
     timeout: float = 300,
     overwrite: bool = False,
 ) -> None:
-    """Record demonstrations of a task with all cores, and a card that says how.
+    """Record a dataset of demonstrations.
+
+    Writes the dataset and a card, OUT.card.json, with the policy, seeds, versions and a hash of the data. If it is
+    interrupted, run the same command again: collection resumes after the last complete batch of episodes.
+
+        atlas collect tworoom --episodes 5000 --no-pixels
+        atlas collect pusht --episodes 2000 --out data/pusht.h5
+        atlas collect my_task:MyTask --episodes 100
 
     Args:
-        task: tworoom, pusht or cube, or your own as module:Class (docs/own-data.md).
-        episodes: How many demonstrations.
-        out: A .lance folder or .h5 file [default: data/TASK.lance].
-        seed: Episode n is a function of (seed, n): the set is the same for any number of workers.
-        pixels: Store rendered frames. Without them TwoRoom is drawn from its states while it trains.
-        workers: Processes [default: one for each core].
-        timeout: Seconds an episode may take; 0: any time. One that takes longer, or whose environment fails, is
-            left out and named on the card.
+        task: tworoom, pusht, cube, or your own as module:Class (docs/own-data.md).
+        episodes: Number of demonstrations.
+        out: Dataset to write: a .lance folder or an .h5 file.
+        seed: Episode n depends only on (seed, n), so the dataset is the same for any number of workers.
+        pixels: Store rendered frames. With --no-pixels, TwoRoom frames are drawn from states during training.
+        workers: Number of processes.
+        timeout: Seconds an episode may take; 0 for no limit. Episodes that take longer, or whose environment fails,
+            are left out and listed on the card.
         overwrite: Replace an existing dataset.
     """
     from atlas_wm.tasks import get_task

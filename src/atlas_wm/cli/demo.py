@@ -8,12 +8,17 @@ def demo(
     seeds: tuple[int, ...] = (3072,),
     fresh: bool = False,
 ) -> None:
-    """Train ATLAS and LeWM on TwoRoom, plan with both, and show what came out. About 10 minutes on 2 cores.
+    """Collect data, train ATLAS and LeWM on TwoRoom, evaluate, diagnose and report. About 10 minutes on 2 cores.
+
+    Open OUT/report/index.html when it ends. Finished parts of an earlier demo are reused.
+
+        atlas demo
+        atlas demo --seeds 3072 3073 3074 --out runs/demo3
 
     Args:
-        out: Where everything goes.
-        seeds: Training seeds; several give a table with means over them.
-        fresh: Start over instead of keeping the finished parts of an earlier run.
+        out: Folder for the dataset, the run folders and the report.
+        seeds: Training seeds. With several, the table shows means over them.
+        fresh: Delete OUT and start over.
     """
     from atlas_wm.cli.demo_job import run_demo
 

@@ -2,9 +2,9 @@
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from atlas_wm.cli.arguments import OwnTasks, RunFolders, check_given, import_tasks_of
+from atlas_wm.cli.arguments import Device, OwnTasks, RunFolders, by_default, check_given, import_tasks_of
 
 Diagnostic = Literal["all", "probe", "marginal", "rollout", "relational", "regret", "geometry", "cases"]
 
@@ -13,37 +13,46 @@ def diagnose(
     runs: RunFolders,
     /,
     what: tuple[Diagnostic, ...] = ("all",),
-    queries: int | None = None,
+    queries: Annotated[int | None, by_default("100; 16 for cube", "INT")] = None,
     candidates: int = 128,
     offset: int = 50,
     seed: int = 0,
-    data: Path | None = None,
-    workers: int | None = None,
+    data: Annotated[Path | None, by_default("the dataset each run was trained on")] = None,
+    workers: Annotated[int | None, by_default("one per core", "INT")] = None,
     timeout: float = 300,
-    device: str = "auto",
+    device: Device = "auto",
     fresh: bool = False,
     task: OwnTasks = (),
 ) -> None:
-    """Measure when a frozen model can be trusted: the paper's diagnostics, one JSON each in RUN/diagnostics.
+    """Run the paper's diagnostics on trained models. Writes one JSON file each to RUN/diagnostics.
 
-    Runs that are compared meet the same queries, candidates and random frames. Files that are there already are
-    kept. docs/diagnostics.md explains each; `atlas report` draws them.
+    - probe: does novelty predict failure? (needs `atlas eval` first)
+    - marginal: how far is the latent distribution from a Gaussian?
+    - rollout: error of predicted latents over the horizon
+    - relational: how much does the latent distort distances?
+    - regret: the planning bound and its parts
+    - geometry: a 2-D map of the latent
+    - cases: films of the same episodes for all runs (needs `atlas eval` first)
+
+    Runs in one call share the same start states, goals and action sequences, so their numbers are paired. Results
+    that are still valid are reused. `atlas report` draws them; docs/reference/diagnostics.md describes the files.
+
+        atlas diagnose runs/tworoom-atlas-demo runs/tworoom-lewm-demo
+        atlas diagnose runs/tworoom-atlas-demo --what rollout regret --queries 50
 
     Args:
-        runs: Run folders; probe and cases need an evaluation (`atlas eval`).
-        what: all, or some of: probe (does novelty foretell failure?), marginal (is the latent Gaussian?), rollout
-            (error of imagined latents), relational (distortion of distances), regret (the planning bound),
-            geometry (a map of the latent), cases (films of the same episodes).
-        queries: Start states for rollout, relational and regret [default: 100, for cube 16].
-        candidates: Action sequences for each of them.
-        offset: Rows between start and goal.
-        seed: Of queries and random frames.
-        data: Dataset [default: the one each run was trained on].
-        workers: Processes that simulate [default: one for each core].
-        timeout: Seconds an environment may take for the sequences of one query; 0: any time.
-        device: auto, cpu, cuda, cuda:N or mps.
-        fresh: Measure again what is there already.
-        task: Your own tasks, as module:Class, if runs are of such (docs/own-data.md).
+        runs: Run folders.
+        what: all, or some of the names above.
+        queries: Number of start states for rollout, relational and regret.
+        candidates: Action sequences per start state.
+        offset: Steps of the demonstration between start and goal.
+        seed: Seed of the queries and the random-policy frames.
+        data: Dataset to take start states from.
+        workers: Number of processes that simulate.
+        timeout: Seconds an environment may take for one query; 0 for no limit.
+        device: Where to compute; auto takes CUDA, then MPS, then the CPU.
+        fresh: Recompute results that are still valid.
+        task: Your own tasks as module:Class, if runs were trained on such (docs/own-data.md).
     """
     check_given(runs, "diagnose")
     import_tasks_of(runs, task)

@@ -1,4 +1,4 @@
-"""``atlas doctor``: what this machine can do, tried for real, and what to install where it cannot"""
+"""``atlas doctor``: tries what this machine can do, and names what to install where something fails"""
 
 import json
 import os
@@ -32,7 +32,12 @@ INSTALL_ENVS = install_command("stable_worldmodel")
 
 
 def doctor() -> None:
-    """Say what this machine can do: device, precision, renderer, environments, versions; and what to install."""
+    """Check this machine: device, precision, renderer, environments, dataset formats and package versions.
+
+    Every check that fails comes with the command that fixes it. Takes up to a minute.
+
+        atlas doctor
+    """
     print_doctor()
 
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from tyro.conf import arg
 
-from atlas_wm.cli.arguments import OwnTasks, RunFolder, import_tasks
+from atlas_wm.cli.arguments import Device, OwnTasks, RunFolder, by_default, import_tasks
 from atlas_wm.cli.plan import THE_RUNS_OWN, PlanFlags
 from atlas_wm.config import PlanConfig
 from atlas_wm.errors import UserError
@@ -19,53 +19,57 @@ def evaluate(
     run: RunFolder,
     /,
     offset: int = 50,
-    budget: int | None = None,
+    budget: Annotated[int | None, by_default("offset + 25", "INT")] = None,
     episodes: int = 200,
     seeds: str = "42-46",
     part: Literal["all", "heldout"] = "all",
     leave_out_solved: bool = False,
-    data: Path | None = None,
+    data: Annotated[Path | None, by_default("the dataset the run was trained on")] = None,
     random_floor: bool = True,
     replay_ceiling: bool = True,
     films: int = 4,
-    workers: int | None = None,
+    workers: Annotated[int | None, by_default("one per core", "INT")] = None,
     timeout: float = 300,
-    device: str = "auto",
+    device: Device = "auto",
     weights: str | None = None,
     task: OwnTasks = (),
     search: Annotated[PlanFlags, arg(name="")] = THE_RUNS_OWN,
 ) -> None:
-    """Plan many episodes in the real environment and report success beside random and replayed actions.
+    """Measure success in the environment: plan many episodes from dataset states to dataset goals.
 
-    Start and goal are two rows of one demonstration, `offset` steps apart. Results, settings and every episode
-    are written to RUN/evaluation/*.json; only a result with the same settings is replaced.
+    Start and goal are two rows of one demonstration, OFFSET steps apart. The same episodes are also run with
+    uniformly random actions (the floor) and with the demonstration's own actions (the ceiling). Success rates,
+    settings and every episode go to RUN/evaluation/*.json. A result is replaced only by one with the same settings.
+
+        atlas eval runs/tworoom-atlas-demo --part heldout
+        atlas eval runs/tworoom-atlas-paper --offset 25 --budget 50 --seeds 42-46
+        atlas eval runs/mine --task my_task:MyTask --episodes 50 --seeds 42
 
     Args:
         run: Run folder.
         offset: Steps of the demonstration between start and goal.
-        budget: Steps an episode may take [default: offset + 25].
-        episodes: Episodes for each seed.
+        budget: Steps an episode may take.
+        episodes: Episodes per seed.
         seeds: Evaluation seeds: a range such as 42-46, or a list such as 1,2,3.
-        part: Draw from all episodes, as the paper does, or only from those training never saw.
-        leave_out_solved: Leave episodes already solved at the start out of the success rates.
-        data: Dataset [default: the one the run was trained on].
+        part: all: draw from all episodes, as the paper does. heldout: only from episodes that training never saw.
+        leave_out_solved: Exclude episodes that are already solved at the start from the success rates.
+        data: Dataset to draw episodes from.
         random_floor: Also run uniformly random actions.
-        replay_ceiling: Also run the recorded actions of the demonstration, from the start to the goal.
-        films: Episodes to film, from the one with the longest way to go to the median one.
-        workers: Processes that plan and act on a CPU, or hold the environments beside a GPU [default: one for each
-            core].
-        timeout: Seconds an environment may take to start an episode, or for the steps of one plan; 0: any time. An
+        replay_ceiling: Also replay the demonstration's actions.
+        films: Number of episodes to film, from the one with the longest path to the median one.
+        workers: On a CPU, processes that plan and act; with a GPU, processes that run the environments.
+        timeout: Seconds an environment may take to start an episode or to execute one plan; 0 for no limit. An
             episode that takes longer, or whose environment fails, is recorded with its error and counts as failed.
-        device: auto, cpu, cuda, cuda:N or mps.
+        device: Where to plan; auto takes CUDA, then MPS, then the CPU.
         weights: Other weights of the run than the final ones: best (validation), or step-2000 if train.save_every
             saved them.
-        task: The task to evaluate on, as module:Class: your own, if the run is of one (docs/own-data.md), or
-            another one than it was trained on [default: the run's].
-        search: How to search.
+        task: The task to evaluate on, as module:Class: your own (docs/own-data.md), or one with the same actions
+            and columns as the task of the run.
+        search: Settings of the planner.
     """
     given = import_tasks(task)
     if len(given) > 1:
-        raise UserError(f"a run is evaluated on one --task at a time, not on {', '.join(task)}")
+        raise UserError(f"--task takes one task for an evaluation, not {len(given)}: {', '.join(task)}")
     from atlas_wm.runs.folder import read_run
 
     info, _ = read_run(run)

@@ -1,4 +1,4 @@
-"""``atlas methods``: what each method is made of, how large it is, where it comes from"""
+"""``atlas methods``: encoder, predictor, losses, size and source of each method"""
 
 from typing import NamedTuple
 
@@ -14,12 +14,17 @@ KINDS = {
 
 
 def methods(recipe: str = "paper") -> None:
-    """Show the methods side by side: encoder, predictor, weighted loss terms, parameters, source.
+    """List the methods: encoder, predictor, loss weights, number of parameters, source.
+
+    Train one with `atlas train TASK --method NAME`.
+
+        atlas methods
+        atlas methods --recipe demo
 
     Args:
-        recipe: At whose size: paper or demo.
+        recipe: The recipe whose model sizes to show: paper or demo.
     """
-    get_recipe(recipe)  # an unknown name is said before torch is imported
+    get_recipe(recipe)  # an unknown name is an error before torch is imported
     print_methods(recipe)
 
 

@@ -1,4 +1,4 @@
-"""The command that plans, and the flags that all planning has. Arguments only."""
+"""``atlas plan``, and the flags of the planner that ``atlas eval`` shares"""
 
 import json
 import sys
@@ -8,32 +8,36 @@ from typing import Annotated, Any, Literal
 
 from tyro.conf import arg
 
-from atlas_wm.cli.arguments import RunFolder
+from atlas_wm.cli.arguments import Device, RunFolder, by_default
 from atlas_wm.config import PlanConfig
 from atlas_wm.errors import UserError
+
+OF_THE_RUN = by_default("the run's", "INT")
 
 
 @dataclass(frozen=True)
 class PlanFlags:
-    iterations: int | None = None
-    """CEM iterations [default: the run's]."""
-    candidates: int | None = None
-    """CEM candidates [default: the run's]."""
-    elites: int | None = None
-    """Best candidates that the next ones are drawn around [default: the run's]."""
-    replan_every: int | None = None
-    """Blocks of actions executed before planning again [default: the run's; 5, the whole plan, in the paper]."""
-    rule: Literal["terminal", "nearest"] | None = None
-    """terminal: a plan costs what its end is away from the goal (the paper). nearest: what its nearest step is
-    away, and it begins with what the last plan left over; for --replan-every 1 or 2 [default: the run's]."""
-    candidate_chunk: int | None = None
-    """Most candidates rolled out at once; bounds memory [default: the run's]. Fewer are taken where memory ends."""
-    clip_actions: bool | None = None
-    """Clip the actions of plans to the action bounds of the run [default: the run's; False in the paper recipe]."""
+    iterations: Annotated[int | None, OF_THE_RUN] = None
+    """CEM iterations."""
+    candidates: Annotated[int | None, OF_THE_RUN] = None
+    """Action sequences sampled per CEM iteration."""
+    elites: Annotated[int | None, OF_THE_RUN] = None
+    """Best candidates, to which the next sampling distribution is fitted."""
+    replan_every: Annotated[int | None, by_default("the run's; 5 in the paper, the whole plan", "INT")] = None
+    """Action chunks to execute before planning again."""
+    rule: Annotated[Literal["terminal", "nearest"] | None, by_default("the run's", "{terminal,nearest}")] = None
+    """terminal: the cost of a plan is the distance of its last latent to the goal (the paper). nearest: the
+    distance of its nearest latent, and planning starts from the rest of the last plan; use it with --replan-every 1
+    or 2."""
+    candidate_chunk: Annotated[int | None, OF_THE_RUN] = None
+    """Candidates to roll out at once; bounds memory. On a GPU it is halved when memory runs out."""
+    clip_actions: Annotated[bool | None, by_default("the run's; False in the paper recipe", "{True,False}")] = None
+    """Clip planned actions to the action bounds stored in the run."""
     precision: Literal["auto", "bf16", "float32"] = "auto"
-    """Of the products while candidates are compared; auto: bf16 on a CUDA device, float32 elsewhere."""
+    """Precision of matrix products in the search; auto: bf16 on a CUDA device, float32 elsewhere."""
     plain: bool = False
-    """No captured graphs, kernels or kept work: the search as it is written, in float32."""
+    """Plan with the reference implementation in float32: no CUDA graphs, no kernels, no cache of keys and
+    values."""
 
     def applied_to(self, plan: PlanConfig) -> PlanConfig:
         changes: dict[str, Any] = {
@@ -67,24 +71,29 @@ def plan(
     frame: Path,
     goal: Path,
     seed: int = 0,
-    device: str = "auto",
+    device: Device = "auto",
     weights: str | None = None,
     search: Annotated[PlanFlags, arg(name="")] = THE_RUNS_OWN,
 ) -> None:
-    """Plan from one image to another; prints the actions as JSON, in the environment's units.
+    """Plan from an image of the current state to an image of the goal. Prints JSON.
 
-    With them come the costs; how novel the frame, the goal and the imagined end are beside training frames: 50 is
-    usual, 100 is unlike any of them; the seconds it took, and the most memory in bytes.
+    - actions: what to execute, in the environment's units
+    - cost, start_cost: latent distance to the goal at the end of the plan, and now
+    - novelty: percentiles of frame, goal and predicted end among training frames. 50 is typical; do not trust a
+      plan with one above 99.
+    - seconds, peak_memory: planning time, and memory in bytes
+
+        atlas plan runs/tworoom-atlas-demo --frame now.png --goal goal.png
 
     Args:
         run: Run folder.
         frame: Image of the current state.
         goal: Image of the goal.
         seed: Seed of the search.
-        device: auto, cpu, cuda, cuda:N or mps.
+        device: Where to plan; auto takes CUDA, then MPS, then the CPU.
         weights: Other weights of the run than the final ones: best (validation), or step-2000 if train.save_every
             saved them. Novelty is measured with the final weights only.
-        search: How to search.
+        search: Settings of the planner.
     """
     from atlas_wm.images import read_image
     from atlas_wm.parallel.devices import peak_memory, pick_device
@@ -104,4 +113,4 @@ def plan(
     answer["novelty"] = result.novelty and result.novelty._asdict()
     print(json.dumps({**answer, "seconds": planner.seconds, "peak_memory": peak_memory(planner.device)}))
     if result.novelty is None and weights is None:
-        print(f"{run} has no bank of training frames for novelty: `atlas bank {run}` makes one", file=sys.stderr)
+        print(f"{run} has no bank, so novelty is unknown: run `atlas bank {run}`", file=sys.stderr)

@@ -1,20 +1,25 @@
 """``atlas report``"""
 
 from pathlib import Path
+from typing import Annotated
 
-from atlas_wm.cli.arguments import RunFolders, check_given
+from atlas_wm.cli.arguments import RunFolders, by_default, check_given
 
 
 def report(
     runs: RunFolders,
     /,
-    out: Path | None = None,
+    out: Annotated[Path | None, by_default("RUN/report, or report/ next to several runs")] = None,
 ) -> None:
-    """Make one HTML page of what runs left on disk, with every table and figure as PNG, SVG, CSV and LaTeX.
+    """Write one HTML page about runs, with each figure as PNG and SVG and each table as CSV and LaTeX.
+
+    It reads the results of `atlas eval` and `atlas diagnose` and runs nothing itself. Missing results are listed.
+
+        atlas report runs/tworoom-atlas-demo runs/tworoom-lewm-demo
 
     Args:
-        runs: Run folders; their evaluations and diagnostics are drawn, what is missing is named.
-        out: Folder to write [default: RUN/report, or report/ beside the runs where there are several].
+        runs: Run folders to compare.
+        out: Folder to write.
     """
     check_given(runs, "report")
     from atlas_wm.report.page import write_report

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from tyro.conf import arg
 
-from atlas_wm.cli.arguments import TaskName
+from atlas_wm.cli.arguments import Device, TaskName, by_default
 from atlas_wm.config import RunConfig
 from atlas_wm.recipes import get_recipe
 
@@ -24,29 +24,37 @@ def make_train(default: RunConfig) -> Callable[..., None]:
         /,
         method: str = "atlas",
         recipe: str = "paper",
-        data: Path | None = None,
-        out: Path | None = None,
-        device: str = "auto",
+        data: Annotated[Path | None, by_default("data/TASK.lance")] = None,
+        out: Annotated[Path | None, by_default("runs/TASK-METHOD-RECIPE")] = None,
+        device: Device = "auto",
         overwrite: bool = False,
         plain: bool = False,
         init: str | None = None,
         log: Literal["wandb"] | None = None,
         config: Annotated[RunConfig, arg(name="")] = default,
     ) -> None:
-        """Train a world model. Every setting of the recipe is a flag; the defaults shown are the recipe's.
+        """Train a world model and write a run folder.
 
-        Training resumes from the last checkpoint when you run the same command again, and reaches the same weights
-        (docs/reliability.md).
+        A recipe sets every flag below, and a flag overrides the recipe. The defaults shown are those of the paper
+        recipe; add --recipe demo before --help to see the demo's.
+
+        If training is interrupted, run the same command again: it resumes from the last checkpoint
+        (docs/guides/interruptions.md). Losses go to RUN/metrics.csv and TensorBoard.
+
+            atlas train tworoom --method atlas --recipe demo
+            atlas train pusht --data data/pusht.h5 --train.lr 1e-4 --objective.wemreg 1.0
+            torchrun --nproc-per-node 4 -m atlas_wm train tworoom
 
         Args:
-            task: tworoom, pusht or cube, or your own as module:Class (docs/own-data.md).
-            method: atlas, lewm, lewm+ood, wemreg, pldm, dino-wm, fast-wm (`atlas methods`) or your module:NAME.
-            recipe: paper (18 M parameters, for a GPU) or demo (minutes on a laptop).
-            data: Dataset [default: data/TASK.lance].
-            out: Run folder [default: runs/TASK-METHOD-RECIPE].
-            device: auto, cpu, cuda, cuda:N or mps.
-            overwrite: Replace an existing run folder, and an interrupted run that was started with other settings.
-            plain: On a GPU, no captured graphs: the plain training step.
+            task: tworoom, pusht, cube, or your own as module:Class (docs/own-data.md).
+            method: atlas, lewm, lewm+ood, wemreg, pldm, dino-wm or fast-wm (`atlas methods` lists them), or your
+                own as module:NAME (docs/own-method.md).
+            recipe: paper: the paper's run, 18 M parameters, for a GPU. demo: a small model, minutes on a laptop.
+            data: Dataset.
+            out: Run folder to write.
+            device: Where to train; auto takes CUDA, then MPS, then the CPU.
+            overwrite: Replace an existing run folder, or an interrupted run with other settings.
+            plain: On a GPU, run every training step eagerly: no CUDA graphs, no fused kernels.
             init: Start from the weights of another run (folder or hub id). Its data and action size may differ:
                 tensors of another shape keep their random start, and a log line names them.
             log: Also send metrics to Weights & Biases (needs `pip install "atlas-wm[wandb]"`). The project is named
