@@ -1,16 +1,18 @@
-# Every target sets itself up: the first one makes .venv from requirements.lock.
+# Every target creates .venv from requirements.lock when it is missing or out of date.
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 VENV   := .venv
 READY  := $(VENV)/.ready
 
-.PHONY: help setup demo test test-gpu lint bench
+.PHONY: help setup demo test test-gpu lint bench docs docs-serve
 
 help:
-	@echo "make demo      train ATLAS and LeWM on TwoRoom, plan with both, diagnose and report in runs/demo/ (about 10 minutes on 2 cores)"
-	@echo "make test      lint, types and the whole test suite"
-	@echo "make test-gpu  the tests of what runs on a CUDA device alone (a few minutes; without one it says so and does nothing)"
-	@echo "make bench     speed of loader, planning, evaluation and training beside stable-worldmodel's"
-	@echo "make setup     only make .venv (the other targets do it when needed)"
+	@echo "make demo        collect, train ATLAS and LeWM on TwoRoom, evaluate, diagnose, report: runs/demo/ (10 minutes on 2 cores)"
+	@echo "make test        lint, types and all tests"
+	@echo "make test-gpu    tests that need a CUDA device (a few minutes; does nothing without one)"
+	@echo "make docs        build the documentation into site/ (broken links fail)"
+	@echo "make docs-serve  build it and serve it at http://127.0.0.1:8000"
+	@echo "make bench       speed of loading, planning, evaluation and training next to stable-worldmodel"
+	@echo "make setup       create .venv only (the other targets do it when needed)"
 
 setup: $(READY)
 
@@ -30,6 +32,14 @@ bench: $(READY)
 	$(VENV)/bin/python benchmarks/evaluation.py
 	$(VENV)/bin/python benchmarks/training.py
 
+docs: $(READY)
+	$(VENV)/bin/python tools/reference_pages.py
+	NO_MKDOCS_2_WARNING=1 $(VENV)/bin/mkdocs build --strict --quiet
+	@echo "open site/index.html"
+
+docs-serve: docs
+	NO_MKDOCS_2_WARNING=1 $(VENV)/bin/mkdocs serve
+
 lint: $(READY)
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/ruff format --check .
@@ -40,5 +50,5 @@ test: lint
 
 test-gpu: $(READY)
 	@if [ "$$($(VENV)/bin/python -c 'import torch; print(torch.cuda.is_available())')" = False ]; \
-	then echo "make test-gpu: no CUDA device here, so nothing was tested"; \
+	then echo "make test-gpu: no CUDA device, nothing was tested"; \
 	else $(VENV)/bin/python -m pytest tests/gpu; fi

@@ -1,4 +1,4 @@
-r"""Bounds and a counter-example of the paper, as functions that its tests and docs/math.md use.
+r"""Bounds and a counter-example of the paper, as functions that its tests and docs/reference/math.md use.
 
 Everything is float64. Names in brackets are the labels of the paper.
 """

@@ -19,7 +19,7 @@ from atlas_wm.diagnose.diagnose import ALL, DIAGNOSTICS, diagnose
 from atlas_wm.diagnose.subject import Subject
 from atlas_wm.errors import UserError
 
-DOCS = (Path(__file__).parents[2] / "docs" / "diagnostics.md").read_text()
+DOCS = (Path(__file__).parents[2] / "docs" / "reference" / "diagnostics.md").read_text()
 SHARED = {"rollout", "relational", "regret"}
 WITH_EVALUATION = {"probe", "cases"}
 

@@ -27,7 +27,7 @@ from stable_worldmodel.protocols import Actionable  # noqa: E402
 from stable_worldmodel.solver import LagrangianSolver, PredictiveSamplingSolver  # noqa: E402
 
 PLAN = PlanConfig(candidates=40, iterations=6, elites=8)
-PAGE = Path(__file__).parents[2] / "docs" / "in-stable-worldmodel.md"
+PAGE = Path(__file__).parents[2] / "docs" / "guides" / "in-stable-worldmodel.md"
 
 dino_wm = ModelConfig(
     EncoderConfig(kind="dinov2", image_size=8, patch_size=4, width=12, heads=3, depth=1),

@@ -144,7 +144,7 @@ def test_the_card_names_every_setting_of_the_pusher(env):
 
 def test_the_demonstrations_have_the_moments_of_the_published_ones(episodes):
     """Standard deviations as DINO-WM's loader states them. 200 episodes lie within 13 % of each
-    (docs/pusht-demonstrations.md); the 40 here may be a little farther off."""
+    (docs/notes/pusht-demonstrations.md); the 40 here may be a little farther off."""
     states = np.concatenate([e["state"] for e in episodes])
     actions = np.concatenate([e["action"][:-1] for e in episodes])
     published = [0.202, 0.200, 101.1, 87.0, 52.7, 57.5, 1.76, 74.8, 74.1]

@@ -1,4 +1,4 @@
-"""docs/math.md names functions and tests that exist."""
+"""docs/reference/math.md names functions and tests that exist."""
 
 import re
 from functools import reduce
@@ -6,7 +6,7 @@ from importlib import import_module
 from pathlib import Path
 
 TESTS = Path(__file__).parent.parent
-NAMES = re.findall(r"`([\w./:]+)`", (TESTS.parent / "docs" / "math.md").read_text())
+NAMES = re.findall(r"`([\w./:]+)`", (TESTS.parent / "docs" / "reference" / "math.md").read_text())
 
 
 def test_named_tests_exist():

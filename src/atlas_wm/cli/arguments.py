@@ -21,7 +21,7 @@ TaskName = Positional[Annotated[str, arg(metavar="TASK")]]
 RunFolders = Positional[Annotated[tuple[Path, ...], arg(metavar="RUN [RUN ...]", help_behavior_hint="(required)")]]
 # A file never decides which code is imported, so your own task is named again on the command line.
 OwnTasks = Annotated[tuple[str, ...], by_default("the task of the run", "TASK [TASK ...]")]
-Device = Annotated[str, arg(metavar="auto|cpu|cuda|cuda:N|mps")]
+Device = Annotated[str, arg(metavar="{auto,cpu,cuda,cuda:N,mps}")]
 RunFolder = Positional[Annotated[Path, arg(metavar="RUN")]]
 
 

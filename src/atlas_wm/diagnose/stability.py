@@ -1,6 +1,6 @@
 """What planning loses by the geometry of its latent: distortion, regret, margin, and the bound on them.
 
-Everything is float64. Names in brackets are the labels of the paper; docs/math.md lists all of them.
+Everything is float64. Names in brackets are the labels of the paper; docs/reference/math.md lists all of them.
 """
 
 from typing import NamedTuple

@@ -1,6 +1,6 @@
 """Geometry of a bank of points: normalised distances, novelty and effective rank, in float64.
 
-Names in brackets are the labels of the paper; docs/math.md lists all of them.
+Names in brackets are the labels of the paper; docs/reference/math.md lists all of them.
 """
 
 from dataclasses import dataclass

@@ -38,7 +38,7 @@ def process_info() -> ProcessInfo:
         if missing:
             raise UserError(
                 f"WORLD_SIZE is {env['WORLD_SIZE']} but {', '.join(missing)} are not set: "
-                f"start with torchrun (docs/distributed.md), or unset WORLD_SIZE to run in one process"
+                f"start with torchrun (docs/guides/several-gpus.md), or unset WORLD_SIZE to run in one process"
             )
         return ProcessInfo(*(int(env[name]) for name in names))
     # Of the step, not of the job: a job's script runs once, whatever number of tasks it may start.

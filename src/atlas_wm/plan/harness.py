@@ -1,6 +1,6 @@
 """Our models inside stable-worldmodel: a cost for its solvers and a policy for its World.
 
-How to use them: docs/in-stable-worldmodel.md.
+How to use them: docs/guides/in-stable-worldmodel.md.
 """
 
 from collections.abc import Callable

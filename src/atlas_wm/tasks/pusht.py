@@ -20,8 +20,8 @@ class PushT(Task):
     """The state is (agent x, y, block x, y, block angle in [0, 2π), agent velocity x, y).
 
     Demonstrations bring the block to the green T in 50 to 250 rows and have the moments of the published ones
-    (docs/pusht-demonstrations.md). The environment draws a random goal for each episode and ends it if that happens
-    to be reached; the pusher does not aim at that goal.
+    (docs/notes/pusht-demonstrations.md). The environment draws a random goal for each episode and ends it if that
+    happens to be reached; the pusher does not aim at that goal.
     """
 
     name = "pusht"
