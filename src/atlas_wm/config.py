@@ -33,18 +33,25 @@ class EncoderConfig:
     weights: str | None = None
     """Pretrained weights of a dinov2 encoder: a .safetensors or .pth file. None: from the hub."""
     image_size: int = 224
-    """Frames are reduced to this many pixels a side before they enter the encoder."""
+    """Frames are resized to this many pixels per side."""
     patch_size: int = 14
+    """Pixels per side of a patch."""
     width: int = 192
+    """Width of a token."""
     depth: int = 12
+    """Transformer blocks."""
     heads: int = 3
+    """Attention heads."""
     mlp_ratio: float = 4.0
+    """Hidden width of the MLPs, in token widths."""
     positions: Literal["random", "sincos"] = "random"
-    """Start of the learned position embedding: std 0.02, or low 2-D sine-cosine waves of amplitude 1."""
+    """Initial position embedding. random: std 0.02. sincos: low 2-D sine-cosine waves of amplitude 1."""
     norm_eps: float = 1e-6
-    """Of the LayerNorms. Hugging Face's ViT, and so an imported LeWM, has 1e-12."""
+    """Epsilon of the LayerNorms. Hugging Face's ViT, and so an imported LeWM, uses 1e-12."""
     pixel_mean: RGB = IMAGENET_MEAN
+    """Subtracted from pixels in [0, 1]."""
     pixel_std: RGB = IMAGENET_STD
+    """Divides them after that."""
 
     @property
     def patches(self) -> int:
@@ -86,11 +93,17 @@ class PredictorConfig:
     """causal: one step after the other (LeWM). prefix: every action prefix at once (FAST-WM). patch: over the
     patch tokens of a frozen encoder (DINO-WM)."""
     width: int = 192
+    """Width of a token."""
     depth: int = 6
+    """Transformer blocks."""
     heads: int = 16
+    """Attention heads."""
     head_dim: int = 64
+    """Width of a head."""
     mlp: int = 2048
+    """Hidden width of the MLPs."""
     dropout: float = 0.1
+    """Dropout probability in training."""
     positions_std: float = 1.0
     """Start of the learned position embedding. LeWM's is 1; a narrow predictor drowns in that."""
     prefixes: int = 5
@@ -122,6 +135,7 @@ class ModelConfig:
     action_smooth: int = 10
     """Width of the first, linear layer of the action encoder; for DINO-WM of the whole embedding."""
     action_hidden: int = 768
+    """Hidden width of the action encoder."""
     history: int = 3
     """Frames the predictor sees."""
     frameskip: int = 5
@@ -162,24 +176,25 @@ class ObjectiveConfig:
     """Weights of the loss terms: L = L_pred + λ·L_WEM + μ·L_OOD. A weight of 0 leaves the term out."""
 
     prediction: float = 1.0
+    """Mean squared error of predicted latents."""
     wemreg: float = 0.0
-    """λ, exact sliced Wasserstein-2 to a Gaussian."""
+    """λ: WEMReg, exact sliced Wasserstein-2 distance to a Gaussian."""
     sigreg: float = 0.0
-    """LeWM's characteristic-function regulariser."""
+    """SIGReg, LeWM's regulariser, which compares characteristic functions."""
     relational: float = 0.0
-    """μ, OOD-recovery: z keeps the pairwise geometry of the mean patch token."""
+    """μ: OOD-recovery, z keeps the pairwise distances of the mean patch token."""
     std: float = 0.0
-    """PLDM: every coordinate keeps a deviation of 1 over the batch."""
+    """PLDM: each coordinate has a standard deviation of at least 1 over the batch."""
     std_t: float = 0.0
-    """The same over time."""
+    """std over time instead of the batch."""
     cov: float = 0.0
     """PLDM: coordinates are uncorrelated over the batch."""
     cov_t: float = 0.0
-    """The same over time."""
+    """cov over time instead of the batch."""
     temporal: float = 0.0
     """PLDM: latents of neighbouring frames are close."""
     inverse: float = 0.0
-    """PLDM: actions can be told from two neighbouring latents; needs model.inverse_hidden."""
+    """PLDM: actions can be predicted from two neighbouring latents; needs model.inverse_hidden."""
     extra: dict[str, float] = field(default_factory=dict)
     """Weights of your own terms, functions named as module:function (docs/own-method.md)."""
     directions: int = 1024
@@ -207,45 +222,51 @@ BUILT_IN_TERMS = tuple(f.name for f in dataclasses.fields(ObjectiveConfig) if f.
 @dataclass(frozen=True)
 class TrainConfig:
     epochs: int = 10
+    """Passes over the training clips."""
     steps: int | None = None
-    """Optimiser steps in all; overrides epochs."""
+    """Optimizer steps in total; overrides epochs."""
     batch: int = 128
-    """Clips a step."""
+    """Clips per step, over all processes."""
     lr: float = 5e-5
+    """Peak learning rate of AdamW."""
     weight_decay: float = 1e-3
+    """Weight decay of AdamW."""
     warmup: float = 0.01
-    """Share of the steps with a linearly rising rate; cosine to 0 after that."""
+    """Fraction of the steps in which the learning rate rises linearly; after that it follows a cosine to 0."""
     clip: float = 1.0
-    """Largest gradient norm."""
+    """Maximum gradient norm."""
     precision: Literal["auto", "32-true", "bf16-mixed"] = "auto"
     """auto: bf16-mixed on a GPU, 32-true elsewhere."""
     compile: Literal["auto", "always", "never"] = "auto"
     """torch.compile on a GPU, for what the fused kernels leave. auto: in long runs of models that have none."""
     seed: int = 3072
+    """Seed of initial weights, clip order, projections and dropout."""
     split: Literal["clips", "episodes"] = "clips"
-    """What the validation part is made of. The paper holds out clips; episodes keep it truly unseen."""
+    """What is held out for validation. clips: as in the paper. episodes: whole episodes, which stay unseen."""
     holdout: float = 0.1
-    """Share of the data that only monitors."""
+    """Fraction of the data held out for validation."""
     split_seed: int = 0
-    """Fixes what is held out, whatever the training seed."""
+    """Seed of the split, so that runs with other training seeds hold out the same data."""
     batchnorm_batches: int = 20
-    """Batches over which BatchNorm statistics are measured before each validation and, in float32, at the end;
-    0: never, the running averages of training are used, which trail the weights."""
+    """Batches over which BatchNorm statistics are measured before each validation and, in float32, at the end.
+    0: use the running averages of training, which trail the weights."""
     cache_tokens: Literal["auto", "always", "never"] = "auto"
-    """Compute the tokens of a frozen encoder once for each frame and cache them on disk during training. auto:
-    where that saves encoder passes and fits the disk."""
+    """Compute the tokens of a frozen encoder once and store them on disk during training. auto: if that saves work
+    and fits the disk."""
     cache_frames: Literal["auto", "always", "never"] = "auto"
-    """On a GPU: read all frames once and cache them in its memory, as the tiles that differ from the background.
-    auto: where training needs them more than once and they fit."""
+    """On a GPU, read all frames once and hold them there as the tiles that differ from the background. auto: if
+    each is needed more than once and they fit."""
     workers: int = 0
     """Loader processes; 0 loads in the training process."""
     log_every: int = 10
+    """Steps between rows of metrics."""
     validate_every: int = 500
+    """Steps between validations."""
     checkpoint_every: int | None = None
-    """Steps between checkpoints, from which an interrupted run resumes. None: about every minute, and never more
-    than 1 % of the time."""
+    """Steps between checkpoints, from which an interrupted run resumes. None: about every minute, and at most 1 %
+    of the time."""
     save_every: int | None = None
-    """Also save the weights to RUN/weights after every so many steps; None: only those of the best validation."""
+    """Steps between weights that stay in RUN/weights. None: only those of the best validation."""
 
     def __post_init__(self) -> None:
         check_types("train.", self)
