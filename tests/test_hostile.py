@@ -67,13 +67,13 @@ def refusal(*arguments: object) -> str:
 def test_a_task_that_only_a_file_names_is_not_imported(run, command):
     change(run, "task", value="evil:Task")
     said = refusal(command, run)
-    assert "a file does not decide which code runs" in said and "--task 'evil:Task'" in said
+    assert "a run folder does not decide which code runs" in said and "--task 'evil:Task'" in said
     assert "evil" not in sys.modules and not Path("was_run").exists()
 
 
 def test_a_task_that_the_command_line_names_is_imported(run):
     change(run, "task", value="evil:Task")
-    assert "is not a Task" in refusal("eval", run, "--task", "evil:Task")
+    assert "is not a subclass of atlas_wm.tasks.Task" in refusal("eval", run, "--task", "evil:Task")
     assert Path("was_run").exists()
 
 
@@ -82,7 +82,7 @@ def test_a_task_of_an_imported_module_is_used_and_nothing_else_is_called(run):
     assert type(get_task_of(read_run(run)[0])) is Own
     for name in ("os:abort", "sys:exit", f"{__name__}:change", f"{__name__}:nothing", ":", "evil.x:y"):
         change(run, "task", value=name)
-        with pytest.raises(UserError, match=r"is not a Task|does not decide"):
+        with pytest.raises(UserError, match=r"is not a subclass|does not decide"):
             get_task_of(read_run(run)[0])
 
 
@@ -226,14 +226,14 @@ def claimed(file: h5py.File, name: str) -> None:
     [
         ({"action": claimed}, "claims 8,000,000,000,000 bytes and holds 0"),
         ({"ep_len": np.array([10**11, 30])}, "cannot be read"),
-        ({"ep_len": np.array([10**9, 30])}, "the file is not whole"),
-        ({"ep_len": np.array([-30, 30])}, "not as many numbers from 0 on"),
-        ({"ep_offset": np.array([0, -5])}, "not as many numbers from 0 on"),
-        ({"ep_offset": np.array([0])}, "not as many numbers from 0 on"),
-        ({"state": h5py.ExternalLink("other.h5", "/state")}, "is a link to elsewhere"),
+        ({"ep_len": np.array([10**9, 30])}, "the file is incomplete"),
+        ({"ep_len": np.array([-30, 30])}, "must be non-negative and equally many"),
+        ({"ep_offset": np.array([0, -5])}, "must be non-negative and equally many"),
+        ({"ep_offset": np.array([0])}, "must be non-negative and equally many"),
+        ({"state": h5py.ExternalLink("other.h5", "/state")}, "is a link: store the data itself"),
         (
             {"state": lambda f, n: f.create_dataset(n, (60, 2), "u1", external=[("/etc/passwd", 0, 120)])},
-            "keeps its data in another file",
+            "stores its data in another file",
         ),
         ({"state": h5py.Empty("f")}, "cannot be read"),
     ],
@@ -251,4 +251,4 @@ def test_a_flipped_byte_is_noticed_by_the_card(dataset_path, tmp_path):
     with h5py.File(tmp_path / "x.h5", "r+") as file:
         file["action"][100, 1] = np.nextafter(file["action"][100, 1], np.float32(9))
     train = ("train", "tworoom", "--recipe", "demo", "--device", "cpu", "--out", tmp_path / "run")
-    assert "x.h5 is not what x.h5.card.json beside it says" in refusal(*train, "--data", tmp_path / "x.h5")
+    assert "x.h5 does not match its card x.h5.card.json" in refusal(*train, "--data", tmp_path / "x.h5")

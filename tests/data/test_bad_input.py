@@ -180,7 +180,7 @@ DAMAGES = [cut_hdf5, cut_lance, empty_lance, cut_column, cut_image, no_images, c
 def test_damaged_files(damage, whole, tmp_path):
     path = damage(Path(shutil.copytree(whole, tmp_path / "data")))
     said = train_refusal(path, *("--train.steps", "9", "--train.batch", "8", "--train.split", "clips"))
-    assert str(path) in said and "cannot be read" in said and "fetch or collect it again" in said
+    assert str(path) in said and "cannot be read" in said and "download or collect it again" in said
 
 
 @pytest.mark.slow
@@ -196,13 +196,13 @@ def test_damage_that_a_loader_process_meets_is_one_line_too(damage, whole, tmp_p
 def test_files_that_are_no_dataset(name, content, tmp_path):
     (tmp_path / name).write_text(content)
     said = train_refusal(tmp_path / name)
-    assert str(tmp_path / name) in said and ("cannot be read" in said or "is no stable-worldmodel dataset" in said)
+    assert str(tmp_path / name) in said and ("cannot be read" in said or "is not a dataset" in said)
 
 
 def test_a_folder_that_is_no_dataset(tmp_path):
     (tmp_path / "x").mkdir()
     (tmp_path / "x" / "notes.txt").write_text("nothing")
-    assert "x is no stable-worldmodel dataset: neither" in train_refusal(tmp_path / "x")
+    assert "x is not a dataset: expected" in train_refusal(tmp_path / "x")
 
 
 def eval_refusal(run: Path, *more: str) -> str:

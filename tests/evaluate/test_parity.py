@@ -154,7 +154,7 @@ def library_evaluation(
         recorders.append(Recorder(env, data.task, blind))
         return recorders[-1]
 
-    episodes, steps = data.places(rows)
+    episodes, steps = data.locate(rows)
     options = OPTIONS.get(data.task.name, {})
     world = World(
         *(data.task.env_id, len(rows), (224, 224)),

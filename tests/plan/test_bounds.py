@@ -113,9 +113,9 @@ class Own(TwoRoom):
     [
         (gym.spaces.Box(np.float32([-2, -3]), np.float32([4, 5])), (-2, -3), (4, 5), None),
         (gym.spaces.Box(np.float32([-2, -np.inf]), np.float32([np.inf, 5])), (-2, None), (None, 5), None),
-        (gym.spaces.Box(-1, 1, (3,)), (None, None), (None, None), "without bounds of 2 numbers"),
-        (gym.spaces.Discrete(2), (None, None), (None, None), "without bounds of 2 numbers"),
-        (None, (None, None), (None, None), "no environment to take action bounds from"),
+        (gym.spaces.Box(-1, 1, (3,)), (None, None), (None, None), "is not a box of 2 numbers"),
+        (gym.spaces.Discrete(2), (None, None), (None, None), "is not a box of 2 numbers"),
+        (None, (None, None), (None, None), "so plans are clipped to the training actions"),
     ],
     ids=["finite", "half open", "other size", "discrete", "no environment"],
 )

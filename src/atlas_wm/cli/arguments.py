@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from tyro.conf import Positional, arg
 
 from atlas_wm.errors import UserError, short
+from atlas_wm.task_table import TASKS
 
 if TYPE_CHECKING:
     from atlas_wm.tasks import Task
@@ -17,7 +18,8 @@ def by_default(text: str, metavar: str = "PATH") -> Any:
     return arg(metavar=metavar, help_behavior_hint=f"(default: {text})")
 
 
-TaskName = Positional[Annotated[str, arg(metavar="TASK")]]
+TASK_HELP = f"{', '.join(TASKS)}, or your own as module:Class (docs/own-data.md, docs/robot-data.md)."
+TaskName = Positional[Annotated[str, arg(metavar="TASK", help=TASK_HELP)]]
 RunFolders = Positional[Annotated[tuple[Path, ...], arg(metavar="RUN [RUN ...]", help_behavior_hint="(required)")]]
 # A file never decides which code is imported, so your own task is named again on the command line.
 OwnTasks = Annotated[tuple[str, ...], by_default("the task of the run", "TASK [TASK ...]")]

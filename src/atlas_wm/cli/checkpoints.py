@@ -5,13 +5,13 @@ from typing import Annotated, Literal
 
 from tyro.conf import Positional, arg
 
-from atlas_wm.cli.arguments import RunFolder, by_default
+from atlas_wm.cli.arguments import TASK_HELP, RunFolder, by_default
 
 
 def import_checkpoint(
     path: Positional[Annotated[Path, arg(metavar="PATH")]],
     /,
-    task: str,
+    task: Annotated[str, arg(help=TASK_HELP)],
     format: Literal["lewm"] = "lewm",
     data: Annotated[Path | None, by_default("data/TASK.lance")] = None,
     out: Annotated[Path | None, by_default("runs/TASK-lewm-imported")] = None,
@@ -27,7 +27,6 @@ def import_checkpoint(
 
     Args:
         path: A folder with weights.pt and config.json, or a .pt file with config.json in the same folder.
-        task: tworoom, pusht, cube, or your own as module:Class (docs/own-data.md).
         format: lewm: a LeWM saved by stable-worldmodel.
         data: The dataset the model was trained on.
         out: Run folder to write.

@@ -31,7 +31,6 @@ def collect(
         atlas collect my_task:MyTask --episodes 100
 
     Args:
-        task: tworoom, pusht, cube, or your own as module:Class (docs/own-data.md).
         episodes: Number of demonstrations.
         out: Dataset to write: a .lance folder or an .h5 file.
         seed: Episode n depends only on (seed, n), so the dataset is the same for any number of workers.

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from atlas_wm.runs.versions import MODULES, install_command, to_install
+from atlas_wm.task_table import TASKS, WITH_ENV
 
 Status = Literal["ok", "warn", "missing"]
 
@@ -26,7 +27,7 @@ ONLY_FOR = {"video": " (only for video datasets)"}
 FORMATS = {  # name → modules it reads and writes with, and the command that installs them
     name: (modules, install_command(*modules) + ONLY_FOR.get(name, "")) for name, modules in MODULES.items()
 }
-ENVIRONMENTS = {"TwoRoom": "swm/TwoRoom-v1", "PushT": "swm/PushT-v1", "Cube": "swm/OGBCube-v0"}
+ENVIRONMENTS = {TASKS[name].spec.rpartition(":")[2]: name for name in WITH_ENV}  # class → task
 NO_ANSWER, WAIT = "no answer", "try again when the machine is idle"
 INSTALL_ENVS = install_command("stable_worldmodel")
 
@@ -236,7 +237,7 @@ def read_lock(lock: Path) -> Iterable[tuple[str, str]]:
 _HEAD = """
 import importlib, json, warnings
 warnings.simplefilter("ignore")
-import gymnasium as gym, torch
+import torch
 torch.set_num_threads(1)
 
 def find(name, look):
@@ -265,8 +266,9 @@ _TRY_LIGHT = f"""{_HEAD}
 FORMATS = { ({name: modules for name, (modules, _) in FORMATS.items()})!r}
 import stable_worldmodel
 find("formats", formats)
-for name, id in {[(name, id) for name, id in ENVIRONMENTS.items() if name != "Cube"]!r}:
-    find(name, lambda: use(gym.make(id, render_mode="rgb_array", disable_env_checker=True)))
+from atlas_wm.tasks import get_task
+for name, task in {[(name, task) for name, task in ENVIRONMENTS.items() if name != "Cube"]!r}:
+    find(name, lambda: use(get_task(task).make_env()))
 """
 _TRY_CUBE = f"""{_HEAD}
 from atlas_wm.tasks.cube import Cube

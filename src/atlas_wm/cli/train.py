@@ -46,7 +46,6 @@ def make_train(default: RunConfig) -> Callable[..., None]:
             torchrun --nproc-per-node 4 -m atlas_wm train tworoom
 
         Args:
-            task: tworoom, pusht, cube, or your own as module:Class (docs/own-data.md).
             method: atlas, lewm, lewm+ood, wemreg, pldm, dino-wm or fast-wm (`atlas methods` lists them), or your
                 own as module:NAME (docs/own-method.md).
             recipe: paper: the paper's run, 18 M parameters, for a GPU. demo: a small model, minutes on a laptop.

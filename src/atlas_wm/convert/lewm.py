@@ -90,6 +90,7 @@ def import_lewm(path: Path, task: Task, data_path: str | Path, out: Path, *, ove
         model_config = sizes(theirs, settings, task)
     except UserError as error:
         raise UserError(f"{path}: {error}") from error
+    assert task.action_size is not None  # sizes checks
     config = replace(get_method("lewm").run_config, model=model_config)
     with torch.device("meta"):  # a model takes memory only once the tensors agree with it
         weights = WorldModel(model_config, task.action_size).state_dict()

@@ -67,6 +67,8 @@ def sizes(tensors: dict[str, Tensor], settings: Any, task: Task) -> ModelConfig:
             f"numbers is not supported here"
         )
     smooth, block, _ = shape["action"]
+    if task.action_size is None:
+        raise UserError(f"its frameskip depends on the action size: set action_size in the task {task.name}")
     if block % task.action_size:
         raise UserError(
             f"of wrong shape: {at('action')}; its actions have {block} numbers, not a multiple of the "

@@ -71,7 +71,7 @@ def record_episode(task: Task, env: Any, seed: int, number: int, pixels: bool) -
         row = task.columns(env, info)
         if pixels:
             row["pixels"] = env.render()
-        row["action"] = np.zeros(task.action_size, np.float32)
+        row["action"] = np.zeros(task.action_size or env.action_space.shape, np.float32)
         rows.append(row)
         if done:
             return {column: np.stack([r[column] for r in rows]) for column in row}
@@ -100,6 +100,9 @@ def collect(
     stay there, and the same call goes on behind them. An episode whose environment raises, ends its process, or
     takes longer than ``timeout`` seconds is left out, and the card says why.
     """
+    task.require_env(
+        "atlas collect", "record episodes with your robot and pass them as --data (docs/robot-data.md)"
+    )
     if out.suffix not in FORMATS:
         raise unknown("dataset ending", out.suffix, FORMATS)
     if episodes < 1:

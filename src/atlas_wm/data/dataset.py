@@ -1,4 +1,4 @@
-"""A stable-worldmodel dataset, opened: actions and states in memory, frames when asked for."""
+"""An open dataset: actions and states are in memory, frames are read on request."""
 
 import hashlib
 import os
@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from atlas_wm.data.lerobot import LeRobotTable, is_lerobot
 from atlas_wm.data.pixels import HarnessPixels, HDF5Pixels, LancePixels, PixelReader, VideoPixels
 from atlas_wm.errors import UserError
 from atlas_wm.images import reduce_frames
@@ -23,21 +24,21 @@ from atlas_wm.tasks.base import import_harness
 
 SMALL, MOST_PACKING = 2**26, 2000  # bytes; gzip packs no better than 1 to 1030
 HDF5_ENDINGS = (".h5", ".hdf5")
-ENDINGS = ("", ".lance", *HDF5_ENDINGS)  # a dataset may be named without its own
+ENDINGS = ("", ".lance", *HDF5_ENDINGS)  # tried in turn: a path may omit its ending
 MOST_ROWS = 2**32
-NO_CLIPS = 2**40  # steps of the harness' own clips: it would list every one of them, and we list ours
+NO_CLIPS = 2**40  # steps per clip of the harness, too many for any: otherwise it lists every clip in memory
 
 
 class EpisodeData:
-    """Rows of all episodes, one after the other: R rows, E episodes.
+    """The rows of all episodes in order: R rows, E episodes.
 
-    Frames come from the ``pixels`` column, or, where there is none, are drawn from the states by the task.
+    Frames come from the task's image column. Without one, the task draws them from the states.
     """
 
     def __init__(self, path: str | Path, task: Task, image_size: int, frameskip: int):
         self.path = find_dataset(path, task)
         self.task, self.image_size, self.frameskip = task, image_size, frameskip
-        with _readable(f"{self.path} cannot be read as a stable-worldmodel dataset"):
+        with _readable(f"{self.path} cannot be read as a dataset"):
             self._table = _open(self.path, frameskip)
             self.lengths = np.asarray(self._table.lengths, np.int64)  # (E,)
             self._stored_offsets = np.asarray(
@@ -46,41 +47,41 @@ class EpisodeData:
             self._check_episodes()
         self.offsets = np.cumsum(self.lengths) - self.lengths  # (E,)
         self._pixels = self._pixel_reader()
-        (actions,) = self.find((("action",),))
-        self.actions = self._column(actions).astype(np.float32)  # (R, A)
+        self.find(((task.action_column,),))
+        self.actions = self._column(task.action_column).astype(np.float32)  # (R, A)
         self._check_actions()
-        self.states = self.columns(task.state_columns)  # (R, s)
+        self.states = self.columns(task.state_columns)  # (R, s), s = 0 without a state
 
     def _check_episodes(self) -> None:
-        """Numbers of rows, and where they begin: what everything else is indexed with."""
+        """Lengths and offsets index everything else."""
         for values in (self.lengths, self._stored_offsets):
             if values.ndim != 1 or len(values) != len(self.lengths) or values.min(initial=0) < 0:
-                raise ValueError("the lengths and offsets of its episodes are not as many numbers from 0 on")
+                raise ValueError("episode lengths and offsets must be non-negative and equally many")
             if values.max(initial=0) >= MOST_ROWS:
-                raise ValueError(f"an episode with {values.max()} rows, or behind as many")
+                raise ValueError(f"an episode has a length or offset of {values.max()} rows")
 
     @property
     def has_pixels(self) -> bool:
         return self._pixels is not None
 
     def columns(self, alternatives: tuple[tuple[str, ...], ...]) -> np.ndarray:
-        """The first alternative whose columns are all there, side by side, all finite: (R, n)."""
+        """The columns of the first alternative that is in the dataset, concatenated and finite: (R, n)."""
         parts = []
         for name in self.find(alternatives):
             parts.append(self._column(name))
             self._check_finite(name, parts[-1], "write the dataset again without these episodes")
-        return np.concatenate(parts, axis=1)
+        return np.concatenate(parts, axis=1) if parts else np.empty((len(self.actions), 0), np.float32)
 
     def start_states(self, rows: np.ndarray) -> np.ndarray:
-        """What ``Task.reset`` takes for rows (n,): the state, and behind it what is hidden: (n, s + h).
+        """What ``Task.reset`` takes for rows (n,), the state and then the hidden columns: (n, s + h).
 
-        Hidden columns are read for these rows only: training has no use for them.
+        Hidden columns are read for these rows only, because training does not use them.
         """
         hidden = self.task.hidden_columns
         if not (hidden and len(rows) and set(hidden) <= set(self._table.column_names)):
             return self.states[rows]
         with _readable(f"{self.path}: the columns {', '.join(hidden)} cannot be read"):
-            episodes, steps = self.places(rows)
+            episodes, steps = self.locate(rows)
             chunks = self._hidden_reader.load_chunk(episodes, steps, steps + 1)
             read = np.stack([np.concatenate([np.ravel(chunk[name]) for name in hidden]) for chunk in chunks])
             if not np.isfinite(read).all():
@@ -92,19 +93,19 @@ class EpisodeData:
         return _open(self.path, 1, list(self.task.hidden_columns))
 
     def find(self, alternatives: tuple[tuple[str, ...], ...]) -> tuple[str, ...]:
-        """The names of the first alternative whose columns are all there."""
+        """The column names of the first alternative that is in the dataset."""
         present = sorted(self._table.column_names)
         found = next((names for names in alternatives if set(names) <= set(present)), None)
         if found is None:
             wanted = " or ".join(repr(" + ".join(names)) for names in alternatives)
             raise UserError(
                 f"{self.path} has no column {wanted} (it has: {', '.join(present)}): "
-                f"rename a column, or write a task that names yours (docs/own-data.md)"
+                f"rename a column, or name yours in a task (docs/own-data.md, docs/robot-data.md)"
             )
         return found
 
     def _column(self, name: str) -> np.ndarray:
-        """One column, a vector of numbers for each row: (R, n)."""
+        """One column of numbers: (R, n)."""
         with _readable(f"{self.path}: column {name!r} cannot be read"):
             stored = np.asarray(self._table.get_col_data(name))
             if stored.ndim == 0:
@@ -115,20 +116,21 @@ class EpisodeData:
         if len(stored) <= max(last, int(self.lengths.sum()) - 1):
             raise UserError(
                 f"{self.path}: column {name!r} has {len(stored)} rows, its episodes reach to row {last}: "
-                f"the file is not whole, fetch or collect it again"
+                f"the file is incomplete, download or collect it again"
             )
         rows = np.arange(self.lengths.sum()) + np.repeat(self._stored_offsets - self.offsets, self.lengths)
         return stored[rows].reshape(len(rows), int(np.prod(stored.shape[1:])))
 
     def _check_actions(self) -> None:
-        if self.actions.shape[1] != self.task.action_size:
+        if self.task.action_size not in (None, self.actions.shape[1]):
             raise UserError(
-                f"{self.path}: column 'action' has shape {self.actions.shape}, {self.task.name} needs "
-                f"(rows, {self.task.action_size}): pass the --data of this task, or the task of this data"
+                f"{self.path}: column {self.task.action_column!r} has shape {self.actions.shape}, "
+                f"{self.task.name} needs (rows, {self.task.action_size}): "
+                f"pass the --data of this task, or the task of this data"
             )
         taken = self.actions.copy()
-        taken[(self.offsets + self.lengths - 1)[self.lengths > 0]] = 0  # no action is taken in the last row
-        self._check_finite("action", taken, "only the last row of an episode may go without one")
+        taken[(self.offsets + self.lengths - 1)[self.lengths > 0]] = 0  # the last row has no action
+        self._check_finite(self.task.action_column, taken, "only the last row of an episode may have no action")
 
     def _check_finite(self, name: str, values: np.ndarray, remedy: str) -> None:
         bad = np.unique(np.argwhere(~np.isfinite(values))[:, 0])
@@ -154,46 +156,54 @@ class EpisodeData:
 
     @property
     def frame_size(self) -> tuple[int, int] | None:
-        """Height and width of the frames in the file, by the first of them; None where they are drawn."""
+        """Height and width of the first stored frame; None if frames are drawn from states."""
         if self._pixels is None:
             return None
         height, width = self._stored(np.flatnonzero(self.lengths)[:1], np.zeros(1, np.int64), 1).shape[-2:]
         return height, width
 
     def _stored(self, episodes: np.ndarray, starts: np.ndarray, count: int) -> Tensor:
-        """Frames as the file has them: (B·count, 3, H, W) uint8."""
+        """Frames at their stored size: (B·count, 3, H, W) uint8."""
         assert self._pixels is not None
-        with _readable(f"{self.path}: column 'pixels' cannot be read, the file seems damaged"):
+        column = self.task.image_column
+        with _readable(f"{self.path}: column {column!r} cannot be read, the file seems damaged"):
             pixels = self._pixels.read(episodes, starts, count, self.frameskip)
         if pixels.dtype != torch.uint8 or pixels.ndim != 4 or pixels.shape[1] != 3:
             kind = str(pixels.dtype).removeprefix("torch.")
             raise UserError(
-                f"{self.path}: column 'pixels' holds {kind} of shape {tuple(pixels.movedim(1, -1).shape[1:])}, "
+                f"{self.path}: column {column!r} holds {kind} of shape {tuple(pixels.movedim(1, -1).shape[1:])}, "
                 f"not uint8 (height, width, 3): convert it"
             )
         return pixels
 
     def _pixel_reader(self) -> PixelReader | None:
-        if "pixels" not in self._table.column_names:
+        column = self.task.image_column
+        if column not in self._table.column_names:
+            if not self.task.has_env:  # then nothing can draw the frames
+                self.find(((column,),))
             return None
+        if isinstance(self._table, LeRobotTable):
+            return self._table.pixel_reader(column)
         from stable_worldmodel.data import HDF5Dataset, LanceDataset
 
         if isinstance(self._table, HDF5Dataset):
-            return HDF5Pixels(Path(self._table.h5_path), self._stored_offsets)
+            return HDF5Pixels(Path(self._table.h5_path), self._stored_offsets, column)
         if isinstance(self._table, LanceDataset):
-            return LancePixels(Path(self._table.uri) / f"{self._table.table_name}.lance", self._stored_offsets)
-        if any((self.path / "pixels").glob("*.mp4")):
-            return VideoPixels(self.path / "pixels")
-        return HarnessPixels(_open(self.path, self.frameskip, ["pixels"]))
+            table = Path(self._table.uri) / f"{self._table.table_name}.lance"
+            return LancePixels(table, self._stored_offsets, column)
+        if any((self.path / column).glob("*.mp4")):
+            files = [self.path / column / f"ep_{episode}.mp4" for episode in range(len(self.lengths))]
+            return VideoPixels(files, np.zeros(len(files), np.int64))
+        return HarnessPixels(_open(self.path, self.frameskip, [column]), column)
 
-    def places(self, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """The episode of each row (n,), and which of its rows it is."""
+    def locate(self, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """The episode of each row (n,), and its step within the episode."""
         episodes = np.searchsorted(self.offsets, rows, side="right") - 1
         return episodes, rows - self.offsets[episodes]
 
     def frames_of(self, rows: np.ndarray) -> Tensor:
         """The frames of rows (n,) in any order: (n, 3, S, S) uint8."""
-        return self.frames(*self.places(rows), 1)[:, 0]
+        return self.frames(*self.locate(rows), 1)[:, 0]
 
     def frame(self, row: int) -> Tensor:
         """The frame of one row: (1, 3, S, S) uint8."""
@@ -208,100 +218,102 @@ class EpisodeData:
 
 
 def find_dataset(path: str | Path, task: Task) -> Path:
-    """The path as given, or below $STABLEWM_HOME; the ending may be left out."""
+    """The path as given, or in $STABLEWM_HOME; the ending may be omitted."""
     home = os.environ.get("STABLEWM_HOME")
-    places = [Path(path)] + ([Path(home, path), Path(home, "datasets", path)] if home else [])
-    for place in places:
+    candidates = [Path(path)] + ([Path(home, path), Path(home, "datasets", path)] if home else [])
+    for candidate in candidates:
         for ending in ENDINGS:
-            whole = place.with_name(place.name + ending)
+            whole = candidate.with_name(candidate.name + ending)
             if whole.exists():
                 return whole.resolve()
-    looked = ", ".join(str(p) for p in places)
+    looked = ", ".join(str(p) for p in candidates)
+    remedy = f"collect one with `atlas collect {task.name} --out {path}`, or pass --data"
     raise UserError(
-        f"there is no dataset {path} (looked at: {looked}). "
-        f"Collect one with `atlas collect {task.name} --out {path}`, or pass --data"
+        f"there is no dataset {path} (looked at: {looked}): {remedy if task.has_env else 'pass --data'}"
     )
 
 
 def card_path(data: Path) -> Path:
-    """The card that collection writes beside a dataset."""
+    """The card that `atlas collect` writes next to a dataset."""
     return data.with_name(data.name + ".card.json")
 
 
 def check_card(data: EpisodeData) -> None:
-    """Refuse data with a card beside it that was written for other data: bytes may have changed since."""
+    """Refuse data whose card has another hash: the data changed after it was collected."""
     path = card_path(data.path)
     if not path.exists():
         return
     card = read_json(path, MOST_SETTINGS)
     if not isinstance(card, dict):
         raise UserError(f"{path} is not the card of a dataset: delete it")
-    # Another task may read other columns of the same file, which the card says nothing about.
+    # Another task may read other columns, which the card does not cover.
     if card.get("task") == task_id(data.task) and card.get("hash") != data.content_hash():
         raise UserError(
-            f"{data.path} is not what {path.name} beside it says: it is damaged, or was changed since it was "
-            f"collected; collect it again, or delete the card if the change was yours"
+            f"{data.path} does not match its card {path.name}: it is damaged, or was changed after collection; "
+            f"collect it again, or delete the card if you made the change"
         )
 
 
 @contextmanager
 def _readable(otherwise: str) -> Iterator[None]:
-    """Whatever a damaged file makes its library raise becomes one line."""
+    """Turn any exception that a damaged file causes into a UserError."""
     try:
         yield
     except (UserError, KeyboardInterrupt, SystemExit):
         raise
     except ImportError as error:
         raise UserError(f"{otherwise} ({error}): {to_install(error, 'see `atlas doctor`')}") from error
-    except BaseException as error:  # a panic in Lance is none of the usual exceptions
+    except BaseException as error:  # a panic in Lance is not an Exception
         reason = textwrap.shorten(f"{type(error).__name__}: {error}", 200)
-        raise UserError(f"{otherwise} ({reason}): fetch or collect it again") from error
+        raise UserError(f"{otherwise} ({reason}): download or collect it again") from error
 
 
 def _open(path: Path, frameskip: int, columns: list[str] | None = None) -> Any:
+    if is_lerobot(path):
+        return LeRobotTable(path)
     import_harness()
     from stable_worldmodel.data import detect_format, get_format
 
     found = detect_format(path)
     if found is None and (path.suffix in HDF5_ENDINGS or any(p.suffix in HDF5_ENDINGS for p in path.glob("*"))):
-        check_modules("hdf5")  # without them stable-worldmodel does not know the format
+        check_modules("hdf5")  # without these modules stable-worldmodel does not know the format
     if found is None:
         raise UserError(
-            f"{path} is no stable-worldmodel dataset: neither a .lance folder, nor an .h5 file, nor a folder with "
-            f"ep_len.npz and videos or images"
+            f"{path} is not a dataset: expected a .lance folder, an .h5 file, a folder with ep_len.npz "
+            f"(stable-worldmodel), or a folder with meta/info.json (LeRobot)"
         )
     if found.name == "hdf5":
         _check_hdf5(path)
     if found.name == "video":
-        found = get_format("folder")  # the columns are the same; the frames are left to VideoPixels
+        found = get_format("folder")  # same columns; VideoPixels reads the frames
     return found.open_reader(path, frameskip=frameskip, num_steps=NO_CLIPS, keys_to_load=columns)
 
 
 def _check_hdf5(path: Path) -> None:
-    """A damaged file fails here. The harness opens for reading beside a writer, and HDF5 would then wait, without
-    end, for the writer to put right what is cut off."""
+    """Fail on a damaged file. The harness opens files for reading while writing, and on a truncated file HDF5 would
+    then wait forever for the writer."""
     import h5py
 
     for file in [path] if path.is_file() else [*path.glob("*.h5"), *path.glob("*.hdf5")]:
         with h5py.File(file, "r") as opened:
             for name in opened:
                 if not isinstance(opened.get(name, getlink=True), h5py.HardLink):
-                    raise UserError(f"{file}: column {name!r} is a link to elsewhere: write the data itself")
+                    raise UserError(f"{file}: column {name!r} is a link: store the data itself")
                 _check_hdf5_column(file, name, opened[name])
 
 
 def _check_hdf5_column(file: Path, name: str, column: Any) -> None:
-    """It holds its own bytes, and about as many as it claims: rows that were never written cost a file nothing, but
-    reading them takes memory all the same."""
+    """The column must store its own bytes, and about as many as it claims: rows that were never written take no
+    space on disk, but as much memory as any other."""
     import h5py
 
     if not isinstance(column, h5py.Dataset):
-        return  # no column: one that is needed is missed by name
+        return  # not a column; a missing column is reported by name elsewhere
     if column.external or column.is_virtual:
-        raise UserError(f"{file}: column {name!r} keeps its data in another file: write the data itself")
+        raise UserError(f"{file}: column {name!r} stores its data in another file: store the data itself")
     holds = column.id.get_storage_size()
     if column.nbytes > SMALL + MOST_PACKING * holds:
         raise UserError(
-            f"{file}: column {name!r} claims {column.nbytes:,} bytes and holds {holds:,}: the file is not whole, "
-            f"fetch or collect it again"
+            f"{file}: column {name!r} claims {column.nbytes:,} bytes and holds {holds:,}: the file is incomplete, "
+            f"download or collect it again"
         )

@@ -1,12 +1,13 @@
-"""Frames from disk: only the rows that are asked for are read and decoded.
+"""Readers of the image column: they read and decode only the requested rows.
 
-stable-worldmodel's readers fetch every row a clip spans (20 of them, to use 4). Its HDF5 and Lance layouts are read
-row by row here, its videos without the decoder package it asks for; any other format goes through its own reader.
+stable-worldmodel's own readers fetch every row that a clip spans (16 rows to use 4). Its HDF5 and Lance layouts are
+read row by row here, and its videos without decord. Other formats go through stable-worldmodel's reader.
 """
 
 import os
+import subprocess
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -14,19 +15,21 @@ import numpy as np
 import torch
 from torch import Tensor
 
+MOST_GAP = 16  # frames that are decoded and dropped rather than seeked over
+
 
 class PixelReader(Protocol):
     def read(self, episodes: np.ndarray, starts: np.ndarray, count: int, stride: int) -> Tensor:
         """``count`` frames, ``stride`` rows apart, from each (episode, start): (B·count, 3, H, W) uint8."""
 
 
-class _Rows(ABC):
-    """A reader by row numbers. Handles are opened in the process that uses them."""
+class RowPixels(ABC):
+    """Reads by row number. Each process opens its own handle."""
 
-    def __init__(self, path: Path, offsets: np.ndarray):
-        self.path, self.offsets = path, offsets
+    def __init__(self, path: Path, offsets: np.ndarray, column: str = "pixels"):
+        self.path, self.offsets, self.column = path, offsets, column
         self._handle: Any = None
-        self._process = 0  # the one that opened the handle: a forked loader process inherits one it must not use
+        self._process = 0  # that opened the handle: a forked loader process must not use its parent's
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_handle": None}
@@ -42,25 +45,25 @@ class _Rows(ABC):
 
     @abstractmethod
     def _read_rows(self, rows: np.ndarray) -> Tensor:
-        """(N,) row numbers, in any order and with repetitions, → (N, 3, H, W) uint8."""
+        """(N,) row numbers, unordered and possibly repeated → (N, 3, H, W) uint8."""
 
 
-class HDF5Pixels(_Rows):
+class HDF5Pixels(RowPixels):
     def _open(self) -> Any:
         import h5py
         import hdf5plugin  # noqa: F401  registers the compression filters of published files
 
-        return h5py.File(self.path, "r")["pixels"]
+        return h5py.File(self.path, "r")[self.column]
 
     def _read_rows(self, rows: np.ndarray) -> Tensor:
         column = self._handle
         frames = np.empty((len(rows), *column.shape[1:]), column.dtype)
-        for place, row in enumerate(rows.tolist()):
-            column.read_direct(frames, np.s_[row], np.s_[place])
+        for i, row in enumerate(rows.tolist()):
+            column.read_direct(frames, np.s_[row], np.s_[i])
         return torch.from_numpy(frames).movedim(-1, 1)
 
 
-class LancePixels(_Rows):
+class LancePixels(RowPixels):
     def _open(self) -> Any:
         import lance
 
@@ -69,43 +72,84 @@ class LancePixels(_Rows):
     def _read_rows(self, rows: np.ndarray) -> Tensor:
         from torchvision.io import ImageReadMode, decode_jpeg
 
-        distinct, place = np.unique(rows, return_inverse=True)
-        blobs = self._handle.take(distinct.tolist(), columns=["pixels"])["pixels"].to_pylist()
-        coded = [torch.frombuffer(bytearray(blob), dtype=torch.uint8) for blob in blobs]
-        # In the order asked for before decoding: the coded frames are small, the decoded ones are not.
-        return torch.stack(decode_jpeg([coded[i] for i in place.tolist()], mode=ImageReadMode.RGB))
+        distinct, inverse = np.unique(rows, return_inverse=True)
+        blobs = self._handle.take(distinct.tolist(), columns=[self.column])[self.column].to_pylist()
+        encoded = [torch.frombuffer(bytearray(blob), dtype=torch.uint8) for blob in blobs]
+        # Reorder before decoding: encoded frames are small.
+        return torch.stack(decode_jpeg([encoded[i] for i in inverse.tolist()], mode=ImageReadMode.RGB))
 
 
 class VideoPixels:
-    """One .mp4 an episode, read by OpenCV. stable-worldmodel's reader needs decord, which is not required here."""
+    """Episode e starts at frame ``first[e]`` of the video ``files[e]``; several episodes may share a video."""
 
-    def __init__(self, folder: Path):
-        self.folder = folder
+    def __init__(self, files: Sequence[Path], first: np.ndarray):
+        self.files, self.first = files, first
+        numbers = {path: number for number, path in enumerate(dict.fromkeys(files))}
+        self._file_numbers = np.array([numbers[path] for path in files], np.int64)
 
     def read(self, episodes: np.ndarray, starts: np.ndarray, count: int, stride: int) -> Tensor:
-        clips = zip(episodes.tolist(), starts.tolist(), strict=True)
-        frames = [frame for episode, start in clips for frame in self._clip(episode, start, count, stride)]
-        return torch.from_numpy(np.stack(frames)).movedim(-1, 1)
+        frames = (self.first[episodes] + starts)[:, None] + stride * np.arange(count)
+        wanted = np.stack([np.repeat(self._file_numbers[episodes], count), frames.reshape(-1)], axis=1)
+        distinct, first, inverse = np.unique(wanted, axis=0, return_index=True, return_inverse=True)
+        step = np.diff(distinct, axis=0)
+        decoded: list[np.ndarray] = []
+        # One pass for frames of the same video that lie close together.
+        for some in np.split(
+            np.arange(len(distinct)), np.flatnonzero((step[:, 0] > 0) | (step[:, 1] > MOST_GAP)) + 1
+        ):
+            path = self.files[episodes[first[some[0]] // count]]
+            decoded += decode_video(path, distinct[some, 1].tolist())
+        return torch.from_numpy(np.stack([decoded[i] for i in inverse.reshape(-1).tolist()])).movedim(-1, 1)
 
-    def _clip(self, episode: int, start: int, count: int, stride: int) -> Iterator[np.ndarray]:
-        import cv2
 
-        path = self.folder / f"ep_{episode}.mp4"
-        video = cv2.VideoCapture(str(path), cv2.CAP_FFMPEG, [cv2.CAP_PROP_N_THREADS, 1])
-        video.set(cv2.CAP_PROP_POS_FRAMES, start)
-        for step in range(stride * (count - 1) + 1):
-            if not video.grab():
-                raise OSError(f"{path.name} has no frame {start + step}")
-            if step % stride == 0:
-                yield video.retrieve()[1][..., ::-1]  # OpenCV puts blue first
+def decode_video(path: Path, frames: list[int]) -> list[np.ndarray]:
+    """The frames with these increasing numbers, each (H, W, 3) uint8.
+
+    OpenCV decodes them; it has no decoder for AV1, LeRobot's default codec, so AV1 goes to imageio's ffmpeg.
+    """
+    import cv2
+
+    video = cv2.VideoCapture(str(path), cv2.CAP_FFMPEG, [cv2.CAP_PROP_N_THREADS, 1])
+    if int(video.get(cv2.CAP_PROP_FOURCC)) == cv2.VideoWriter.fourcc(*"AV01"):
+        return _decode_with_ffmpeg(path, frames, video.get(cv2.CAP_PROP_FPS))
+    video.set(cv2.CAP_PROP_POS_FRAMES, frames[0])
+    decoded, wanted = [], set(frames)
+    for number in range(frames[0], frames[-1] + 1):
+        if not video.grab():
+            raise OSError(f"{path.name} has no frame {number}")
+        if number in wanted:
+            decoded.append(video.retrieve()[1][..., ::-1])  # OpenCV returns BGR
+    return decoded
+
+
+def _decode_with_ffmpeg(path: Path, frames: list[int], fps: float) -> list[np.ndarray]:
+    from imageio_ffmpeg import get_ffmpeg_exe
+
+    count = frames[-1] - frames[0] + 1
+    start = max(0.0, (frames[0] - 0.5) / fps)  # seconds; ffmpeg returns the first frame that is not earlier
+    command = [get_ffmpeg_exe(), "-v", "error", "-nostdin", "-threads", "1", "-ss", f"{start:.6f}", "-i", str(path)]
+    command += ["-frames:v", str(count), "-fps_mode", "passthrough", "-f", "image2pipe", "-c:v", "ppm", "-"]
+    done = subprocess.run(command, capture_output=True)
+    decoded, rest = [], memoryview(done.stdout)
+    while len(rest):  # each frame is "P6\nWIDTH HEIGHT\n255\n" and its pixels
+        header = bytes(rest[:40]).split(b"\n", 3)
+        width, height = map(int, header[1].split())
+        begin = 40 - len(header[3]) if len(rest) >= 40 else len(rest) - len(header[3])
+        end = begin + 3 * width * height
+        decoded.append(np.frombuffer(rest[begin:end], np.uint8).reshape(height, width, 3))
+        rest = rest[end:]
+    if len(decoded) < count:
+        said = done.stderr.decode(errors="replace").strip().splitlines()
+        raise OSError(f"{path.name} has no frame {frames[0] + len(decoded)}" + (f" ({said[-1]})" if said else ""))
+    return [decoded[number - frames[0]] for number in frames]
 
 
 class HarnessPixels:
-    """Any other format, through stable-worldmodel's own reader, opened with ``frameskip`` = stride."""
+    """Any other format, through stable-worldmodel's reader opened with ``frameskip`` = stride."""
 
-    def __init__(self, reader: Any):
-        self.reader = reader
+    def __init__(self, reader: Any, column: str = "pixels"):
+        self.reader, self.column = reader, column
 
     def read(self, episodes: np.ndarray, starts: np.ndarray, count: int, stride: int) -> Tensor:
         chunks = self.reader.load_chunk(episodes, starts, starts + stride * (count - 1) + 1)
-        return torch.cat([torch.as_tensor(chunk["pixels"])[:count] for chunk in chunks])
+        return torch.cat([torch.as_tensor(chunk[self.column])[:count] for chunk in chunks])

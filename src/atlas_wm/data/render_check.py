@@ -35,10 +35,10 @@ def check_rendering(data: EpisodeData) -> None:
     The environment runs in a process of its own with a time limit. Where it cannot be made or drawn, one line says
     that nothing was compared. Only the main process checks.
     """
-    if not (is_main() and data.has_pixels):
+    if not (is_main() and data.has_pixels and data.task.has_env):
         return
     rows = np.unique((len(data.states) * (np.arange(ROWS) + 0.5) / ROWS).astype(np.int64))
-    episodes, _ = data.places(rows)
+    episodes, _ = data.locate(rows)
     goals = np.minimum(rows + AHEAD, data.offsets[episodes] + data.lengths[episodes] - 1)
     try:
         stored = data.frames_of(rows)

@@ -31,7 +31,9 @@ class TrainingStates:
 
     @classmethod
     def of(cls, data: EpisodeData, info: RunInfo) -> "TrainingStates":
-        columns = data.find(data.task.novelty_columns)
+        columns = data.find(data.task.novelty_columns or data.task.state_columns)
+        if not columns:
+            raise UserError(f"{data.path} has no state column")
         states = data.columns((columns,))[training_rows(data, info)]
         if len(states) > MOST_STATES:
             states = states[np.random.default_rng(0).choice(len(states), MOST_STATES, replace=False)]
@@ -72,11 +74,11 @@ def training_rows(data: EpisodeData, info: RunInfo) -> np.ndarray:
 
 
 def save_states(run: Path, data: EpisodeData, info: RunInfo) -> None:
-    """Into the run folder. Data without the columns can be trained on all the same."""
+    """Write the training states to the run folder. Data without the columns can be trained on, too."""
     try:
         TrainingStates.of(data, info).write(run)
     except UserError as error:
-        log.warning("no %s: evaluations will not tell usual from unusual episodes (%s)", STATES, error)
+        log.warning("%s is not written, so evaluations cannot label ID and OOD episodes: %s", STATES, error)
 
 
 def training_data(run: Path, info: RunInfo, data: EpisodeData, remedy: str) -> EpisodeData:

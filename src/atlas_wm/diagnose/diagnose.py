@@ -116,6 +116,7 @@ DIAGNOSTICS: dict[str, tuple[tuple[str, ...], Callable[[Diagnosis], dict[str, An
     ),
 }
 
+NEEDS_ENV = {"probe", "relational", "regret", "cases"}  # the others work on recorded data alone, too
 BESIDE_BANK = {"probe", "rollout", "relational", "regret", "geometry"}  # measured beside training frames
 
 
@@ -161,6 +162,8 @@ def diagnose(
                 on_step(f"{run.name}: {name}", number, len(what))
                 file = work.file(name)
                 try:
+                    if name in NEEDS_ENV:
+                        subject.data.task.require_env(name, "it is skipped")
                     if fresh or not is_current(file, work, name):
                         result = measured(work, name)
                         with writing(file.parent):

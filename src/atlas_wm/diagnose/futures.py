@@ -28,8 +28,11 @@ def foresee(subject: Subject, queries: Queries, on_progress: OnProgress) -> Futu
     def look(which: list[int]) -> list[tuple[Tensor, Tensor, Tensor]]:
         found = []
         for i in which:
-            states = queries.states[i].reshape(count * horizon, -1)
-            seen = subject.look(subject.states_frames(states))
+            if queries.outcome_rows is None:
+                frames = subject.states_frames(queries.states[i].reshape(count * horizon, -1))
+            else:
+                frames = subject.rows_frames(queries.outcome_rows[i].reshape(-1))
+            seen = subject.look(frames)
             true = seen.z.unflatten(0, (count, horizon))
             anchors = seen.patch.unflatten(0, (count, horizon))[:, -1]
             found.append((subject.imagine(starts[i : i + 1], queries.actions[i]), true, anchors))

@@ -7,6 +7,7 @@ import torch
 from scipy.stats import rankdata
 
 from atlas_wm.diagnose.subject import Subject
+from atlas_wm.errors import UserError
 from atlas_wm.models.geometry import knn_novelty, percentile
 from atlas_wm.rng import DiagnoseRng
 
@@ -15,6 +16,8 @@ POINTS, NEIGHBOURS = 2000, 50
 
 def geometry(subject: Subject, seed: int) -> dict[str, Any]:
     """Rows drawn from the whole dataset; novelty is that of the true state among the bank's, without any model."""
+    if not subject.data.states.shape[1]:
+        raise UserError(f"{subject.data.path} has no state column to measure novelty in: name one in the task")
     rows = np.random.default_rng([seed, DiagnoseRng.MAP]).choice(
         len(subject.data.states), min(POINTS, len(subject.data.states)), replace=False
     )

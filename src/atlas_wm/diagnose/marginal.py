@@ -7,18 +7,32 @@ import torch
 from scipy.special import ndtr
 from torch import Tensor
 
+from atlas_wm.data.states import training_rows
 from atlas_wm.diagnose.subject import Subject
 from atlas_wm.losses.projections import random_directions
 from atlas_wm.models.geometry import effective_rank
-from atlas_wm.rng import make_rng
+from atlas_wm.rng import DiagnoseRng, make_rng
 
 EPISODES, STEPS, EVERY = 100, 50, 5  # of uniformly random actions: 1,000 frames
 DIRECTIONS = 512
+OFFLINE = "measured on recorded frames, held-out ones if there are any: the task has no environment to act in"
 
 
 def marginal(subject: Subject, seed: int) -> dict[str, Any]:
+    if not subject.data.task.has_env:
+        return {**statistics(subject.look(_heldout_frames(subject, seed)).z.double()), "note": OFFLINE}
     states = subject.simulator.wander(subject.data.task, EPISODES, STEPS, EVERY, seed)
     return statistics(subject.look(subject.states_frames(states)).z.double())
+
+
+def _heldout_frames(subject: Subject, seed: int) -> Tensor:
+    """Recorded frames of held-out episodes; of all episodes if none was held out: (n, 3, S, S) uint8"""
+    rows = np.arange(len(subject.data.actions))
+    heldout = np.setdiff1d(rows, training_rows(subject.data, subject.info))
+    rng = np.random.default_rng([seed, DiagnoseRng.MARGINAL])
+    return subject.rows_frames(
+        np.sort(rng.permutation(heldout if len(heldout) else rows)[: EPISODES * STEPS // EVERY])
+    )
 
 
 def statistics(z: Tensor) -> dict[str, Any]:

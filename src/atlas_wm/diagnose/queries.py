@@ -52,6 +52,7 @@ class Queries:
     actions: np.ndarray  # (Q, C, H, frameskip, A) in the environment's units
     states: np.ndarray  # (Q, C, H, s) after each block
     key: str
+    outcome_rows: np.ndarray | None = None  # (Q, C, H) where the frames of these states are recorded; None: nowhere
 
 
 def shared_queries(
@@ -69,6 +70,8 @@ def shared_queries(
     rows = draw_starts(data, Protocol(ahead, episodes=settings.queries), settings.seed)
     made_of = f"{task_id(data.task)} {RESETS} {data.content_hash()} {data.frameskip} {settings}"
     key = hashlib.sha256(made_of.encode()).hexdigest()[:16]
+    if not data.task.has_env:
+        return _recorded_queries(data, rows, settings, key)
     actions = candidate_actions(data, rows, settings)
     shape = (*actions.shape[:3], data.states.shape[1])
     files = (file, *others) if is_main() else ()  # its word counts: others may see a file sooner or later
@@ -88,6 +91,15 @@ def shared_queries(
         with write_atomically(file) as temporary, temporary.open("wb") as out:
             np.savez_compressed(out, key=key, states=states)
     return Queries(rows, rows + settings.offset, actions, states, key)
+
+
+def _recorded_queries(data: EpisodeData, rows: np.ndarray, settings: QuerySettings, key: str) -> Queries:
+    """Without an environment the recorded actions are the only candidate whose outcome is known."""
+    steps = settings.horizon * data.frameskip
+    actions = data.actions[rows[:, None] + np.arange(steps)]  # (Q, H·frameskip, A)
+    actions = actions.reshape(len(rows), 1, settings.horizon, data.frameskip, -1)
+    outcomes = rows[:, None, None] + data.frameskip * np.arange(1, settings.horizon + 1)  # (Q, 1, H) rows
+    return Queries(rows, rows + settings.offset, actions, data.states[outcomes], key, outcomes)
 
 
 def _stored_states(file: Path, key: str, shape: tuple[int, ...]) -> np.ndarray | None:

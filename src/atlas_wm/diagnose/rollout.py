@@ -12,7 +12,7 @@ def rollout(subject: Subject, futures: Futures) -> dict[str, Any]:
     length = subject.latent_scale.length
     per_query = prediction_errors(futures, length)
     median, low, high = median_interval(per_query)
-    return {
+    result = {
         "horizons": list(range(1, per_query.shape[1] + 1)),
         "median": median.tolist(),
         "low": low.tolist(),
@@ -20,3 +20,6 @@ def rollout(subject: Subject, futures: Futures) -> dict[str, Any]:
         "per_query": per_query.tolist(),
         "scale": length,
     }
+    if not subject.data.task.has_env:
+        result["note"] = "measured on recorded actions alone: the task has no environment to try others in"
+    return result

@@ -17,19 +17,19 @@ from atlas_wm.runs.results import EpisodeRecord
 
 @dataclass
 class Episode:
-    """One episode as a policy sees it. The images, (3, S, S) uint8, are there if the policy needs them."""
+    """One episode as a policy sees it. The images, (3, S, S) uint8, are set if the policy needs them."""
 
     row: int
     frame: Any = None
     goal: Any = None
     plans: int = 0
-    rest: np.ndarray | None = None  # what the last plan left over
+    rest: np.ndarray | None = None  # actions of the last plan that were not executed
     ending: EpisodeEnd | None = None
 
 
 def record_of(data: EpisodeData, row: int, offset: int, ending: EpisodeEnd, plans: int) -> EpisodeRecord:
-    """What happened in the episode that began in a row of the dataset."""
-    (episode,), (start,) = data.places(np.array([row]))
+    """The record of the episode that started in a row of the dataset."""
+    (episode,), (start,) = data.locate(np.array([row]))
     return EpisodeRecord(
         row=row,
         episode=int(episode),
@@ -72,8 +72,8 @@ def random_policy(space: Any, seed: int, length: int = 25) -> Policy:
 
 
 def replay_policy(data: EpisodeData, length: int = 25) -> Policy:
-    """The actions of the demonstration: the ceiling, where a reset restores the whole state. Good for as many steps
-    as there are rows from the start to the goal."""
+    """The actions of the demonstration: the ceiling, if a reset restores the whole state. Valid for as many steps
+    as there are rows from start to goal."""
 
     def act(episodes: Sequence[Episode]) -> list[np.ndarray]:
         starts = [e.row + length * e.plans for e in episodes]
@@ -93,11 +93,11 @@ def run_episodes(
     render: bool = True,
     films: Collection[int] = (),
 ) -> tuple[list[EpisodeRecord], dict[int, np.ndarray]]:
-    """Run an episode from each row towards the row ``offset`` later → records, and films by row.
+    """Run an episode from each row to the row ``offset`` later → records, and films by row.
 
-    The episodes are dealt out to the env batches. The running episodes of one batch are planned together, then act;
-    while one batch is planned for, the others act. ``render``: the policy needs images. ``films``: rows to film.
-    An episode that was lost because its process died runs again, alone.
+    The env batches share the episodes. The running episodes of one batch are planned together and then act; while
+    one batch is planned for, the others act. ``render``: the policy needs images. ``films``: rows to film. An
+    episode that was lost because its process died runs again, alone.
     """
     episodes = [Episode(row) for row in rows]
     parts = [(envs, episodes[i :: len(env_batches)]) for i, envs in enumerate(env_batches)]
@@ -107,7 +107,7 @@ def run_episodes(
         starts = [EpisodeStart(s, g, e.row in films) for s, g, e in zip(begin, goal_states, mine, strict=True)]
         envs.ask("reset", dict(enumerate(starts)), budget, render)
     if render:
-        goals = data.frames_of(np.asarray(rows) + offset)  # while the environments reset
+        goals = data.frames_of(np.asarray(rows) + offset)  # read while the environments reset
         for episode, goal in zip(episodes, goals, strict=True):
             episode.goal = goal
     while parts:
@@ -116,7 +116,7 @@ def run_episodes(
     records = []
     for e in episodes:
         assert e.ending is not None
-        if e.ending.lost and len(episodes) > 1:  # perhaps for what another one did
+        if e.ending.lost and len(episodes) > 1:  # another episode may have killed the process
             alone, film = run_episodes(
                 env_batches, data, policy, [e.row], offset, budget, render=render, films=films
             )
@@ -130,13 +130,13 @@ def run_episodes(
 
 
 def _plan_and_act(envs: EnvBatch | EnvPool, episodes: list[Episode], policy: Policy) -> bool:
-    """Read the observations and have the running episodes act on new plans; False if none is running."""
+    """Read the observations and let the running episodes act on new plans; False if none is running."""
     running: dict[int, Episode] = {}
-    for number, seen in envs.answer().items():
-        if isinstance(seen, EpisodeEnd):
-            episodes[number].ending = seen
+    for number, observed in envs.answer().items():
+        if isinstance(observed, EpisodeEnd):
+            episodes[number].ending = observed
         else:
-            episodes[number].frame = seen
+            episodes[number].frame = observed
             running[number] = episodes[number]
     if running:
         actions = policy(list(running.values()))

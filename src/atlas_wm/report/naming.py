@@ -2,6 +2,8 @@
 
 import re
 
+from atlas_wm.task_table import TASKS
+
 NAMES = {
     "atlas": "ATLAS",
     "lewm": "LeWM",
@@ -12,7 +14,6 @@ NAMES = {
     "fast-wm": "FAST-WM",
 }
 RANDOM, REPLAY = "Random actions", "Replayed actions"  # the floor and the ceiling
-TASKS = {"tworoom": "TwoRoom", "pusht": "PushT", "cube": "OGBench-Cube"}
 
 
 def method_name(method: str) -> str:
@@ -20,7 +21,7 @@ def method_name(method: str) -> str:
 
 
 def task_name(task: str) -> str:
-    return TASKS.get(task, _own(task))
+    return TASKS[task].title if task in TASKS else _own(task)
 
 
 def _own(name: str) -> str:

@@ -1,17 +1,13 @@
-"""The tasks by name; your own by ``module:Class``."""
+"""Tasks by name, or your own by ``module:Class``."""
 
 from typing import Any
 
 from atlas_wm.config import RunInfo
 from atlas_wm.errors import UserError, short, unknown, user_code_location
 from atlas_wm.plugins import import_named, imported_already
+from atlas_wm.task_table import TASKS
 from atlas_wm.tasks.base import Task
-
-TASKS = {
-    "tworoom": "atlas_wm.tasks.tworoom:TwoRoom",
-    "pusht": "atlas_wm.tasks.pusht:PushT",
-    "cube": "atlas_wm.tasks.cube:Cube",
-}
+from atlas_wm.tasks.offline import OfflineTask
 
 
 def get_task(name: str) -> Task:
@@ -21,13 +17,13 @@ def get_task(name: str) -> Task:
     """
     if ":" not in name and name not in TASKS:
         raise unknown("task", name, TASKS)
-    return _make(name, import_named("task", TASKS.get(name, name)))
+    return _make(name, import_named("task", TASKS[name].spec if name in TASKS else name))
 
 
 def get_task_of(run: RunInfo) -> Task:
-    """The task that the file of a run names: one of the table, or of a module that this program has imported.
+    """The task that a run names: one of the table, or a class in a module that this program has already imported.
 
-    The file may come from a stranger, so it does not decide what is imported: whoever runs the program does.
+    A run may come from a stranger, so its file does not decide which modules are imported.
     """
     if ":" not in run.task:
         return get_task(run.task)
@@ -35,26 +31,26 @@ def get_task_of(run: RunInfo) -> Task:
     if named is None:
         name = short(run.task)
         raise UserError(
-            f"the run is of the task {name}, and a file does not decide which code runs: if the code is yours, or "
-            f"you trust it, pass --task {name} (in Python: import its module first)"
+            f"the run was trained on {name}, a task outside this package, and a run folder does not decide which "
+            f"code runs: if you trust that code, pass --task {name} (in Python: import its module first)"
         )
     return _make(run.task, named)
 
 
 def _make(name: str, named: Any) -> Task:
     if not (isinstance(named, type) and issubclass(named, Task)):  # nothing else is called
-        raise UserError(f"task {name!r} is not a Task: write it as module:Class, derived from atlas_wm.tasks.Task")
+        raise UserError(f"task {name!r} is not a subclass of atlas_wm.tasks.Task: write it as module:Class")
     try:
         return named()
     except Exception as error:
-        place = user_code_location(error)
-        what = f"it failed at {place}: {type(error).__name__}: {error}" if place else error
+        where = user_code_location(error)
+        what = f"it failed at {where}: {type(error).__name__}: {error}" if where else error
         raise UserError(f"task {name!r} cannot be made: {what}") from error
 
 
 def task_id(task: Task) -> str:
-    """What to write down so that :func:`get_task` finds the task again: its name in the table, or module:Class."""
-    return task.name if TASKS.get(task.name) == task.spec else task.spec
+    """The string :func:`get_task` makes the task from: its name in the table, or module:Class."""
+    return task.name if task.name in TASKS and TASKS[task.name].spec == task.spec else task.spec
 
 
-__all__ = ["TASKS", "Task", "get_task", "get_task_of", "task_id"]
+__all__ = ["TASKS", "OfflineTask", "Task", "get_task", "get_task_of", "task_id"]

@@ -1,4 +1,4 @@
-"""What a task is: everything that knows an environment is behind this class."""
+"""The interface between this package and an environment."""
 
 import logging
 import warnings
@@ -30,32 +30,45 @@ def import_harness() -> None:
 
 
 class Task(ABC):
-    """One environment of the harness, its demonstrations, and how to start an episode from a dataset row."""
+    """The columns of a dataset, the environment it was recorded in, and how to start an episode from a dataset row.
+
+    Without an environment, derive from :class:`atlas_wm.tasks.OfflineTask` instead.
+    """
 
     name: str
     env_id: str
     max_episode_steps: int
-    action_size: int
+    has_env: bool = True
+    action_size: int | None = None
+    """Coordinates of an action. None: as many as the dataset has."""
+    action_column: str = "action"
+    image_column: str = "pixels"
     state_columns: tuple[tuple[str, ...], ...]
-    """Where datasets keep the state that :meth:`reset` needs: alternatives, the first one present is used; the
-    columns of an alternative are put side by side."""
-    novelty_columns: tuple[tuple[str, ...], ...]
-    """The same for the state whose distance from the training data says how unusual an episode is."""
+    """The columns that hold the state :meth:`reset` needs. These are alternatives: the first one whose columns are
+    all in the dataset is used, and its columns are concatenated."""
+    novelty_columns: tuple[tuple[str, ...], ...] = ()
+    """The same for the state whose distance from the training data says how novel an episode is. Empty: the state
+    columns."""
     hidden_columns: tuple[str, ...] = ()
-    """What is no part of the state, but makes a reset repeat a demonstration exactly, such as a solver's memory.
-    Where a dataset has all of these columns, :meth:`reset` gets them behind the state."""
+    """Columns that are not part of the state but make a reset repeat a demonstration exactly, such as the warm
+    start of a solver. If the dataset has all of them, :meth:`reset` gets them appended to the state."""
 
     episodes_per_job: int = 25
-    """Demonstrations a worker process records before it hands them over."""
+    """Demonstrations that a worker process records in one job."""
     most_at_once: int = 100
-    """Environments one planner may have side by side."""
+    """The most environments that one planner steps in parallel."""
     max_env_processes: int = 32
-    """Processes that may hold them beside a planning GPU."""
+    """The most processes that hold environments for one planning GPU."""
 
     @property
     def spec(self) -> str:
-        """What :func:`atlas_wm.tasks.get_task` makes this task from, in any process: module:Class."""
+        """module:Class, from which :func:`atlas_wm.tasks.get_task` makes this task again in any process."""
         return f"{type(self).__module__}:{type(self).__qualname__}"
+
+    def require_env(self, command: str, remedy: str) -> None:
+        """Raise a UserError if ``command`` cannot work without an environment and the task has none."""
+        if not self.has_env:
+            raise UserError(f"{command} needs an environment, and the task {self.name} has none: {remedy}")
 
     def make_env(self) -> gym.Env:
         import_harness()
@@ -68,60 +81,64 @@ class Task(ABC):
 
     @property
     def action_bounds(self) -> Bounds | None:
-        """The lowest and the highest value of each action coordinate, which plans are clipped to; where infinite or
-        None, those of the training data. By default those of the environment's action space; a task that knows the
-        numbers saves making an environment: ``action_bounds = ((-1.0, 1.0),) * 2``."""
+        """The lowest and the highest value of each action coordinate. Plans are clipped to them. None or infinite:
+        the smallest and largest training action. The default is the action space of the environment; set
+        ``action_bounds = ((-1.0, 1.0),) * 2`` to avoid making an environment."""
         try:
             env = self.make_env()
-        except Exception as error:  # data without an environment, or one that is not installed here
-            log.warning("%s has no environment to take action bounds from (%s)", self.name, reason(error))
+        except Exception as error:  # not installed on this machine
+            log.warning(
+                "the environment of %s cannot be made, so plans are clipped to the training actions (%s)",
+                *(self.name, reason(error)),
+            )
             return None
         space = env.action_space
         env.close()
-        if not isinstance(space, gym.spaces.Box) or space.shape != (self.action_size,):
+        if not isinstance(space, gym.spaces.Box) or (self.action_size and space.shape != (self.action_size,)):
             log.warning(
-                "%s has an action space, %s, without bounds of %d numbers", self.name, space, self.action_size
+                "the action space of %s, %s, is not a box of %s numbers: plans are clipped to the training actions",
+                *(self.name, space, self.action_size),
             )
             return None
         return tuple(zip(space.low.tolist(), space.high.tolist(), strict=True))
 
     @abstractmethod
     def demonstrator(self, env: gym.Env, seed: int) -> Any:
-        """The policy that makes demonstrations: ``get_action(info) -> action``. Where it has an attribute
-        ``finished``, an episode ends once that is true."""
+        """The policy that records demonstrations: ``get_action(info) -> action``. If it has an attribute
+        ``finished``, the episode ends once that is true."""
 
     @abstractmethod
     def demonstrator_settings(self) -> dict[str, Any]:
-        """What the card of a collected dataset says about the policy."""
+        """Settings of the policy for the card of a collected dataset."""
 
     @abstractmethod
     def columns(self, env: gym.Env, info: dict[str, Any]) -> Columns:
-        """What is stored of one step, beside action and pixels."""
+        """The columns to store for one step, besides action and pixels."""
 
     @abstractmethod
     def reset(self, env: gym.Env, state: np.ndarray, goal_state: np.ndarray) -> None:
-        """Start an episode in ``state`` with success defined by ``goal_state``; see ``hidden_columns``."""
+        """Start an episode in ``state``; ``goal_state`` defines success. See ``hidden_columns``."""
 
     @abstractmethod
     def state(self, env: gym.Env) -> np.ndarray:
-        """The state the environment is in, as the state column has it."""
+        """The current state of the environment, in the layout of the state columns."""
 
     @abstractmethod
     def distance(self, state: np.ndarray, goal_state: np.ndarray) -> float:
-        """How far a state is from the goal, in the task's own unit."""
+        """Distance of a state from the goal, in the task's unit."""
 
     @abstractmethod
     def solved(self, state: np.ndarray, goal_state: np.ndarray) -> bool:
-        """The environment's own test of success."""
+        """Whether ``state`` counts as success, by the environment's criterion."""
 
     def reached(self, env: gym.Env, goal_state: np.ndarray, terminated: bool) -> bool:
-        """Whether the last step reached the goal: what the environment reports, unless a task knows better."""
+        """Whether the last step reached the goal. Default: the environment terminated the episode."""
         return terminated
 
     def draw(self, states: np.ndarray, size: int) -> Tensor:
-        """Images of states, exactly as the environment would render and the data would be reduced:
-        (N, s) → (N, 3, size, size) uint8. Only for tasks whose image follows from the state alone."""
+        """Images of states, equal to what the environment renders, reduced to ``size``:
+        (N, s) → (N, 3, size, size) uint8. Only for tasks whose image is a function of the state alone."""
         raise UserError(
-            f"the dataset has no 'pixels' column and {self.name} cannot be drawn from states: "
+            f"the dataset has no {self.image_column!r} column and {self.name} cannot be drawn from states: "
             f"collect it again with `atlas collect {self.name} --pixels`"
         )

@@ -46,7 +46,7 @@ def run_info(
         task=task_id(task),
         method=method,
         recipe=recipe,
-        action_size=task.action_size,
+        action_size=training_set.normalizer.size,
         config=config,
         data=training_set.info,
         device=torch.cuda.get_device_name(device) if device.type == "cuda" else device.type,
