@@ -220,7 +220,7 @@ def test_evaluating_a_run_whose_task_has_changed(run_folder, tmp_path):
     run = Path(shutil.copytree(run_folder, tmp_path / "run"))
     write_json(run / "config.json", read_json(run / "config.json") | {"action_size": 3})
     said = eval_refusal(run)
-    assert str(run) in said and "3 action coordinates" in said and "tworoom has 2" in said and "train" in said
+    assert str(run) in said and "3 action coordinates" in said and "tworoom now has 2" in said and "train" in said
 
 
 def test_an_offset_longer_than_every_episode(run_folder, dataset_path):

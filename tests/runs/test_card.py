@@ -76,4 +76,4 @@ def test_a_damaged_older_result_does_not_spoil_an_evaluation(run_folder, tmp_pat
     (report,) = evaluate(run, [Protocol(10, 12, 2, (1,))], random_floor=False, films=0, workers=1, device="cpu")
     assert report.model.success_mean is not None
     assert (run / "evaluation" / f"{report.name}.json").exists()
-    assert "the model card stays as it was" in caplog.text and "older.json" in caplog.text
+    assert "the model card is not updated" in caplog.text and "older.json" in caplog.text

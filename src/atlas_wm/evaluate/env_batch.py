@@ -1,4 +1,4 @@
-"""Environments that run episodes side by side, and render only when a planner needs an image."""
+"""Environments that run episodes in parallel and render only when a planner needs an image."""
 
 from collections import deque
 from collections.abc import Callable
@@ -14,36 +14,36 @@ from atlas_wm.parallel.workers import one_line, time_limit, to_make
 from atlas_wm.tasks import Task
 
 FILM_EVERY = 5  # steps between two frames of a film
-LAST_STATES = 3  # states of an episode that the diagnostics get
+LAST_STATES = 3  # final states of an episode that are recorded for the diagnostics
 
 
 @dataclass(frozen=True)
 class EpisodeStart:
-    """How an episode begins, and what counts as its success."""
+    """The start state of an episode and the goal that defines its success."""
 
     state: np.ndarray
-    goal: np.ndarray  # a state too
+    goal: np.ndarray  # a state
     film: bool = False
 
 
 @dataclass(frozen=True)
 class EpisodeEnd:
-    """How an episode ended."""
+    """The outcome of an episode."""
 
     success: bool
-    steps: int  # to success, or the whole budget; to the error, if there was one
+    steps: int  # until success, error or the end of the budget
     final_distance: float | None  # None after an error
     last_states: np.ndarray  # (at most LAST_STATES, s) after the last steps
     film: np.ndarray | None  # (frames, H, W, 3) uint8, the goal last
     error: str | None = None
-    lost: bool = False  # with the process it was in: not known to be this episode's fault
+    lost: bool = False  # its process died, perhaps because of another episode
 
     @classmethod
     def of_error(cls, error: str, steps: int = 0, lost: bool = False) -> "EpisodeEnd":
         return cls(False, steps, None, np.empty((0, 0)), None, error, lost)
 
 
-# By episode number: its end if it is over, else its frame, (3, S, S) uint8, or None where nothing is rendered.
+# By episode number: its end if it is over, else its frame, (3, S, S) uint8, or None without rendering.
 Observations = dict[int, EpisodeEnd | np.ndarray | None]
 
 
@@ -60,10 +60,10 @@ class _Running:
 
 
 class EnvBatch:
-    """Episodes side by side, known by numbers, each in an environment of its own that later episodes reuse.
+    """Numbered episodes, each in its own environment, which later episodes reuse.
 
-    ``ask`` it to ``reset`` or to ``act``, then fetch the observations with ``answer``. Here the work happens in
-    ``ask``; in an :class:`atlas_wm.evaluate.env_pool.EnvPool` it happens in other processes meanwhile.
+    ``ask`` it to ``reset`` or to ``act``, then read the observations with ``answer``. Here the work happens in
+    ``ask``; an :class:`atlas_wm.evaluate.env_pool.EnvPool` does it in other processes until ``answer``.
     """
 
     def __init__(self, task: Task, image_size: int, timeout: float = 0.0):
@@ -84,7 +84,7 @@ class EnvBatch:
         return self._answer
 
     def reset(self, starts: dict[int, EpisodeStart], budget: int, render: bool) -> Observations:
-        """Begin an episode of at most ``budget`` steps for each start; frames are rendered only if ``render``."""
+        """Start an episode of at most ``budget`` steps for each start; render frames only if ``render``."""
         self.budget, self.render = budget, render
         self._make_envs(len(starts))
         self._running = {
@@ -93,7 +93,7 @@ class EnvBatch:
         return {number: self._guarded(self._begin, running) for number, running in self._running.items()}
 
     def act(self, plans: dict[int, np.ndarray]) -> Observations:
-        """Execute the actions (n, A) planned for each episode, until it succeeds or its budget is spent."""
+        """Execute the actions (n, A) planned for each episode until it succeeds or its budget is spent."""
         return {
             number: self._guarded(self._execute, self._running[number], actions)
             for number, actions in plans.items()
@@ -116,7 +116,7 @@ class EnvBatch:
     def _guarded(
         self, do: Callable[..., Any], running: _Running, *arguments: Any
     ) -> EpisodeEnd | np.ndarray | None:
-        """What an environment raises ends its episode, not the others, and this environment is not used again."""
+        """An exception ends this episode only, and its environment is not used again."""
         try:
             with time_limit(self.timeout):
                 return do(running, *arguments)
@@ -135,8 +135,8 @@ class EnvBatch:
         return self._frame(running)
 
     def _execute(self, running: _Running, actions: np.ndarray) -> EpisodeEnd | np.ndarray | None:
-        """Success is what the environment reports at any step. A film gets a frame every ``FILM_EVERY`` steps, the
-        first and the last included, and the goal at its end."""
+        """An episode succeeds if the task reports success at any step. A film has a frame every ``FILM_EVERY``
+        steps, including the first and the last, and the goal at its end."""
         for action in actions[: self.budget - running.steps]:
             _, _, terminated, _, _ = running.env.step(np.asarray(action, np.float32))
             running.success = self.task.reached(running.env, running.start.goal, bool(terminated))
@@ -158,7 +158,7 @@ class EnvBatch:
         return EpisodeEnd(bool(running.success), running.steps, distance, np.stack(running.last_states), film)
 
     def _frame(self, running: _Running) -> np.ndarray | None:
-        """Reduced here, so that little travels; contiguous, so that its layout is the same from anywhere."""
+        """Reduced here, so that little data is sent; contiguous, so that it equals a frame from another process."""
         if not self.render:
             return None
         return reduce_frames(frame_to_tensor(running.env.render()), self.image_size)[0].contiguous().numpy()

@@ -1,4 +1,4 @@
-"""Environments in processes of their own: many environments work while one planner plans for all of them."""
+"""Environments in worker processes: many environments act while one planner plans for all of them."""
 
 from functools import cached_property
 from typing import Any
@@ -10,20 +10,21 @@ from atlas_wm.tasks import get_task
 
 
 class EnvPool:
-    """Several env batches, each in its own process, used like one: batch k modulo their number runs episode k.
+    """Several env batches, each in its own process, with the interface of one. Episode k runs in batch k modulo
+    their number.
 
-    A process that dies is replaced. The episodes on it are lost: they end with an error, and somebody may try
-    them again, each alone.
+    A process that dies is replaced. Its episodes are lost: they end with an error, and the caller may run them
+    again, each alone.
     """
 
     def __init__(self, task: str, image_size: int, count: int, timeout: float = 0.0):
         self._made_of = task, image_size, timeout
         self._processes = [self._start() for _ in range(count)]
-        self._asked: list[list[int]] = [[] for _ in range(count)]  # episodes whose process has not answered yet
+        self._asked: list[list[int]] = [[] for _ in range(count)]  # episodes asked for in each process
 
     def _start(self) -> Helper:
         process = Helper(_make_env_batch, *self._made_of)
-        process.ask("open")  # at once: importing takes seconds, in which the planner can be set up
+        process.ask("open")  # now: imports take seconds, while the planner is set up
         return process
 
     def _opened(self, process: Helper) -> Any:
@@ -51,16 +52,16 @@ class EnvPool:
             process.ask(what, mine, *arguments)
 
     def answer(self) -> Observations:
-        """Waits for all of them. The order is that of the numbers, whatever the number of processes."""
-        seen: Observations = {}
+        """Wait for all processes. The observations are in the order of the episode numbers."""
+        observed: Observations = {}
         for i, process in enumerate(self._processes):
             try:
-                seen |= process.answer()
+                observed |= process.answer()
             except Died as died:
-                seen |= {number: EpisodeEnd.of_error(str(died), lost=True) for number in self._asked[i]}
+                observed |= {number: EpisodeEnd.of_error(str(died), lost=True) for number in self._asked[i]}
                 self._processes[i] = self._start()
                 self._opened(self._processes[i])
-        return dict(sorted(seen.items()))
+        return dict(sorted(observed.items()))
 
     def close(self) -> None:
         end(self._processes)

@@ -1,9 +1,9 @@
-"""Evaluate a run: many episodes, several conditions, results as JSON in the run folder."""
+"""Evaluate a run: draw start rows, run episodes, assemble one result per condition, write it to the run folder."""
 
 import logging
 import time
 from collections import deque
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
@@ -44,15 +44,15 @@ from atlas_wm.tasks import Task, get_task, get_task_of, task_id
 
 log = logging.getLogger(__name__)
 Precision = Literal["bf16", "float32"]
-ENOUGH_ERRORS = 20  # episodes: if all of the first ones failed with an error, the others would too
+ENOUGH_ERRORS = 20  # episodes: evaluation stops if the first ones all failed with an error
 PRECISIONS: dict[torch.dtype, Precision] = {torch.bfloat16: "bf16", torch.float32: "float32"}
-# On the CPU episodes are planned one by one and processes share the work; a GPU plans many at once.
+# A CPU plans episodes one by one in several processes; a GPU plans many in one batch.
 EPISODES_PER_JOB = {"cpu": 5, "mps": 20, "cuda": 100}
 
 
 @dataclass(frozen=True)
 class Setup:
-    """Everything a worker process needs; small enough to send."""
+    """Everything a worker process needs, small enough to pickle."""
 
     run: str
     task: str  # as get_task takes it
@@ -61,7 +61,7 @@ class Setup:
     device: str
     plain: bool = False
     precision: str = "auto"
-    timeout: float = 0.0  # seconds an environment may take; 0: any time
+    timeout: float = 0.0  # seconds an environment may take; 0: no limit
     weights: str | None = None  # None: the final ones
 
 
@@ -71,7 +71,7 @@ class Job:
     protocol: Protocol
     seed: int
     rows: tuple[int, ...]
-    films: tuple[int, ...] = ()  # rows to film
+    films: tuple[int, ...] = ()  # start rows of the episodes to film
 
 
 @dataclass(frozen=True)
@@ -82,18 +82,18 @@ class JobResult:
     seconds: float
     planning_seconds: float
     peak_memory: int  # bytes
-    precision: Precision | None = None  # of the search as it ran; None where nothing was planned
+    precision: Precision | None = None  # that the search used; None if the policy does not plan
     plain: bool | None = None
 
 
 class Worker:
-    """One process's model and data, and the environments it plans for: its own, or those of an env pool."""
+    """The model and data of one process, and the environments it plans for: its own, or an env pool's."""
 
     def __init__(self, setup: Setup, env_pool: int = 0):
         info, _ = read_run(setup.run)
         task, size = get_task(setup.task), info.config.model.encoder.image_size
-        # Two groups, so that one acts while the other is planned for. They are the same for any number of processes
-        # from 2: on a GPU the rounding of a plan depends on its company.
+        # Two groups: one acts while the other is planned for. The groups are the same for any number of processes
+        # from 2 on, because on a GPU the rounding of a plan depends on the batch it is planned in.
         groups = [(env_pool + 1) // 2, env_pool // 2]
         self.env_batches: list[EnvBatch | EnvPool] = (
             [EnvPool(setup.task, size, count, setup.timeout) for count in groups if count]
@@ -120,7 +120,7 @@ class Worker:
         result = JobResult(job, records, films, seconds, planning, peak_memory(self.planner.device))
         if not plans:
             return replace(result, records=[replace(record, plans=0) for record in records])
-        plain = self.planner.plain  # which is in float32 whatever was asked for
+        plain = self.planner.plain  # always float32
         return replace(result, plain=plain, precision="float32" if plain else PRECISIONS[self.planner.dtype])
 
     def close(self) -> None:
@@ -133,8 +133,8 @@ def run_in_workers(
 ) -> Generator[JobResult, None, None]:
     """Each worker process plans and steps whole episodes on one thread, so results do not depend on their number.
 
-    Results as they come. The episodes of a process that died are run again, each alone, and one that dies alone
-    is recorded as an error.
+    Yields results in the order they finish. The episodes of a process that died run again, one per job. An episode
+    that then dies again is recorded as an error.
     """
     requests = deque[tuple[Any, ...]](("run", job) for job in jobs)
     with closing(Helpers(workers, Worker, setup)) as helpers, closing(helpers.each(requests)) as answers:
@@ -152,7 +152,7 @@ def run_in_workers(
 def run_beside_envs(
     setup: Setup, data: EpisodeData, jobs: list[Job], workers: int
 ) -> Generator[JobResult, None, None]:
-    """This process plans, worker processes hold the environments."""
+    """This process plans; worker processes hold the environments."""
     with closing(Worker(setup, workers)) as worker:
         yield from map(worker.run, jobs)
 
@@ -177,23 +177,25 @@ def evaluate(
     environments: Literal["auto", "local", "remote"] = "auto",
     on_progress: Callable[[int, int, float], None] = lambda done, total, success: None,
 ) -> list[EvaluationResult]:
-    """Run every condition and write ``evaluation/<condition>-<digest>.json`` (and films as .npz) into the run
-    folder. Only a result with the same settings is replaced.
+    """Run every condition and write ``evaluation/<condition>-<digest>.json`` (and films as .npz) to the run folder.
+    A result is only replaced by one with the same settings.
 
-    ``task``: the one to evaluate on, if it is not the one that the run was trained on. ``weights``: others of the
-    run than the final ones, such as ``best`` or ``step-2000``. ``random_floor``: also run uniformly random actions.
-    ``replay_ceiling``: also run the actions of the demonstrations.
-    ``films`` episodes of the first seed are filmed. ``on_progress(done, total, success so far)``. ``environments``:
-    ``workers`` processes that plan and act (local: on a CPU), or that act beside this one, which plans (remote:
-    on a GPU). ``timeout``: seconds an environment may take to begin an episode, or for the steps of one plan; an
-    episode that takes longer, raises, or ends its process is recorded as an error and counts as not successful.
-    Several processes (torchrun, srun) share the work, and the main one writes.
+    ``task``: default the run's. ``weights``: others of the run than the final ones, such as ``best`` or
+    ``step-2000``. ``random_floor``: also run uniformly random actions. ``replay_ceiling``: also run
+    the actions of the demonstrations. ``films``: how many episodes of the first seed to film.
+    ``on_progress(done, total, success rate)``. ``environments``: local, ``workers`` processes plan and act (the
+    default on a CPU), or remote, they act while this process plans (on a GPU). ``timeout``: seconds to start an
+    episode or to execute one plan. An episode that takes longer, raises or kills its process is recorded as an
+    error and counts as failed. Several processes (torchrun, srun) share the episodes, and the main one writes.
     """
     run = Path(run)
     info, _ = read_run(run)
     weights_path(run, weights)  # refused before the work begins
-    where = pick_device(device)
     task = task or get_task_of(info)
+    task.require_env(
+        "atlas eval", "pass --task with a task that has one, or measure the model with `atlas diagnose`"
+    )
+    where = pick_device(device)
     setup = Setup(
         str(run),
         task_id(task),
@@ -205,49 +207,48 @@ def evaluate(
         check_timeout(timeout),
         weights,
     )
-    data = EpisodeData(setup.data, task, info.config.model.encoder.image_size, info.config.model.frameskip)
-    if data.task.action_size != info.action_size:
-        raise UserError(
-            f"{run} was trained with {info.action_size} action coordinates, {data.task.name} has "
-            f"{data.task.action_size} now: retrain, or evaluate with the task it was trained on"
-        )
-    check_rendering(data)
+    data = _open_data(run, info, setup, task)
     policies: list[PolicyName] = ["model"]
     policies += ["random"] if random_floor else []
     policies += ["replay"] if replay_ceiling else []
     draws = draw_and_label(run, info, data, protocols)
     jobs = _jobs(data, draws, policies, films, EPISODES_PER_JOB[where.type])
+    folder = writable_folder(run, FOLDER) if is_main() else run  # fails before the work starts
 
-    place = writable_folder(run, FOLDER) if is_main() else run  # said before the work begins
     remote = environments == "remote" or (environments == "auto" and where.type != "cpu")
-    most = min(data.task.max_env_processes, max(len(j.rows) for j in jobs)) if remote else len(jobs)
+    most = min(task.max_env_processes, max(len(j.rows) for j in jobs)) if remote else len(jobs)
     workers = max(1, min(workers or own_cores(), most))
     results = _run(setup, data, jobs, run_beside_envs if remote else run_in_workers, workers, on_progress)
 
     work: dict[str, Any] = {"workers": workers, "processes": world_size()}
     work["environments"] = "remote" if remote else "local"
     work["written"] = datetime.now(UTC).isoformat(timespec="seconds")
-    reports = []
-    for protocol in protocols:
-        these = [r for r in results if r.job.protocol == protocol]
-        reports.append(_assemble(info, setup, data, draws, protocol, policies, these, **work))
-        if is_main():
-            reports[-1].write(place, dict(sorted(film for r in these for film in r.films.items())))
+    reports = [_assemble(info, setup, data, draws, p, policies, results, **work) for p in protocols]
     if is_main():
-        try:
-            write_card(run)
-        except UserError as error:  # an older file of results is damaged: these are written all the same
-            log.warning("the model card stays as it was: %s", error)
+        _write(run, folder, dict(zip(protocols, reports, strict=True)), results)
     return reports
 
 
+def _open_data(run: Path, info: RunInfo, setup: Setup, task: Task) -> EpisodeData:
+    """The evaluated dataset, checked against the run and against what the environment renders."""
+    data = EpisodeData(setup.data, task, info.config.model.encoder.image_size, info.config.model.frameskip)
+    size = data.actions.shape[1]
+    if size != info.action_size:
+        raise UserError(
+            f"{run} was trained with {info.action_size} action coordinates, {task.name} now has {size}: "
+            f"retrain, or evaluate with the task it was trained on"
+        )
+    check_rendering(data)
+    return data
+
+
 def _jobs(data: EpisodeData, draws: Draws, policies: Sequence[PolicyName], films: int, size: int) -> list[Job]:
-    """Whole jobs are dealt out: on a GPU the rounding of a plan depends on its company."""
+    """Jobs are never split: on a GPU the rounding of a plan depends on the batch it is planned in."""
     jobs, size = [], min(size, data.task.most_at_once)
     for protocol, by_seed in draws.starts.items():
         for seed, starts in by_seed.items():
             rows = list(starts)
-            filmed = _worth_filming(data, protocol, rows, films) if seed == protocol.seeds[0] else ()
+            filmed = _rows_to_film(data, protocol, rows, films) if seed == protocol.seeds[0] else ()
             for policy in policies:
                 for i in range(0, len(rows), size):
                     part = tuple(rows[i : i + size])
@@ -263,12 +264,12 @@ def _run(
     workers: int,
     on_progress: Callable[[int, int, float], None],
 ) -> list[JobResult]:
-    """This process's share of the jobs, dealt out by kind and size → the results of all processes."""
+    """Run this process's share of the jobs, balanced by policy and size → the results of all processes."""
     mine = sorted(jobs, key=lambda job: (job.policy, -len(job.rows)))[rank() :: world_size()]
     found: list[JobResult] = []
     total, successes, done, errors = sum(len(job.rows) for job in mine), [0, 0], 0, 0
-    with closing(run_jobs(setup, data, mine, workers)) as coming:
-        for result in coming:
+    with closing(run_jobs(setup, data, mine, workers)) as finished:
+        for result in finished:
             found.append(result)
             done += len(result.records)
             errors += sum(r.error is not None for r in result.records)
@@ -293,6 +294,7 @@ def _assemble(
     **work: Any,
 ) -> EvaluationResult:
     """The result of one condition, from the results of its jobs."""
+    results = [r for r in results if r.job.protocol == protocol]
     used = {r.precision for r in results if r.precision is not None}
     summaries = {name: _summary(name, protocol, draws, results) for name in policies}
     return EvaluationResult(
@@ -317,8 +319,21 @@ def _assemble(
     )
 
 
+def _write(
+    run: Path, folder: Path, reports: Mapping[Protocol, EvaluationResult], results: Sequence[JobResult]
+) -> None:
+    """Write each condition's result and films, and update the model card."""
+    for protocol, report in reports.items():
+        films = [film for r in results if r.job.protocol == protocol for film in r.films.items()]
+        report.write(folder, dict(sorted(films)))
+    try:
+        write_card(run)
+    except UserError as error:  # an older result file is damaged
+        log.warning("the model card is not updated: %s", error)
+
+
 def _summary(policy: PolicyName, protocol: Protocol, draws: Draws, results: Sequence[JobResult]) -> PolicyResult:
-    """What the jobs of one condition add up to for one policy."""
+    """The result of one policy, from the jobs of one condition."""
     these = [r for r in results if r.job.policy == policy]
     records = {
         seed: sorted((e for r in these if r.job.seed == seed for e in r.records), key=lambda e: e.row)
@@ -336,8 +351,8 @@ def _summary(policy: PolicyName, protocol: Protocol, draws: Draws, results: Sequ
     return summarise(records, draws.starts[protocol], protocol.leave_out_solved, wall_seconds, **planning)
 
 
-def _worth_filming(data: EpisodeData, protocol: Protocol, rows: list[int], count: int) -> tuple[int, ...]:
-    """``count`` starts, from the one with the longest way to its goal to the median one."""
-    way = [-data.task.distance(data.states[row], data.states[row + protocol.offset]) for row in rows]
+def _rows_to_film(data: EpisodeData, protocol: Protocol, rows: list[int], count: int) -> tuple[int, ...]:
+    """``count`` starts, from the one farthest from its goal to the median one."""
+    nearness = [-data.task.distance(data.states[row], data.states[row + protocol.offset]) for row in rows]
     ranks = np.linspace(0, len(rows) // 2, min(count, len(rows))).round().astype(int)
-    return tuple(rows[i] for i in np.argsort(way, kind="stable")[ranks])
+    return tuple(rows[i] for i in np.argsort(nearness, kind="stable")[ranks])

@@ -1,4 +1,4 @@
-"""Which of an evaluation's episodes are unusual beside the states that the run was trained on."""
+"""Label the episodes of an evaluation as ID or OOD by their distance from the training states of the run."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -20,7 +20,7 @@ Labels = dict[int, tuple[float, bool]]  # row → its novelty, and whether it is
 
 @dataclass(frozen=True)
 class Draws:
-    """The start rows of every condition and seed, each with its label."""
+    """The start rows of every condition and seed with their labels."""
 
     starts: dict[Protocol, dict[int, Labels]]  # protocol → seed
     bank: NoveltyBank
@@ -41,8 +41,8 @@ def draw_and_label(run: Path, info: RunInfo, data: EpisodeData, protocols: Seque
 def _bank(run: Path, info: RunInfo, data: EpisodeData) -> tuple[StateBank, np.ndarray, NoveltyBank]:
     """The bank of training states, and the states of the evaluated data in the same columns: (R, s)."""
     known = TrainingStates.read(run, info)
-    if known is None:  # of a folder that was written before training kept them
-        remedy = f"keep what is needed of them in the run folder with `atlas bank {run} --data …`"
+    if known is None:  # a run folder of an older version
+        remedy = f"store its training states in the run folder with `atlas bank {run} --data …`"
         known = TrainingStates.of(training_data(run, info, data, remedy), info)
     bank = state_bank(known.states)
     about = NoveltyBank(

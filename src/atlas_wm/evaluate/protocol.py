@@ -1,4 +1,4 @@
-"""Which starts are evaluated."""
+"""Draw the start rows of an evaluation."""
 
 import numpy as np
 
@@ -12,7 +12,7 @@ __all__ = ["Protocol", "draw_starts"]
 
 
 def draw_starts(data: EpisodeData, protocol: Protocol, seed: int, run: RunInfo | None = None) -> np.ndarray:
-    """Start rows: uniform without replacement over all rows with ``offset`` rows left, sorted."""
+    """Start rows, uniform without replacement over all rows with ``offset`` rows left in their episode, sorted."""
     left = (
         np.repeat(data.lengths, data.lengths)
         - 1

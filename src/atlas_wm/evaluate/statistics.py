@@ -1,4 +1,4 @@
-"""What the episodes of one policy add up to."""
+"""Success rates over the episodes of one policy."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
@@ -18,9 +18,9 @@ def summarise(
     wall_seconds: float,
     **planning: Any,
 ) -> PolicyResult:
-    """Success in percent for each seed and over the seeds, in all and by ID/OOD half, with every record.
+    """Success in percent per seed and over all seeds, for all episodes and by ID/OOD half, with every record.
 
-    An episode that ended with an error did not succeed; ``errors`` says how many did.
+    An episode that ended with an error counts as failed; ``errors`` is their number.
 
     records: by evaluation seed. novelty: by evaluation seed, for each start row its score and whether it is OOD.
     planning: the fields of a policy that plans.
