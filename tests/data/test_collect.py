@@ -52,7 +52,7 @@ def test_an_interrupted_collection_goes_on_from_its_whole_episodes(task, dataset
         collect(task, out, 60, seed=5, pixels=False, workers=1, on_episodes=stop)
     assert not out.exists()
     card = collect(task, out, 60, seed=5, pixels=False, workers=1, say=said.append)
-    assert said == ["25 whole episodes are left from an interrupted call: going on from there"]
+    assert said == ["resuming after 25 complete episodes of an interrupted call"]
     assert card["hash"] == json.loads(card_path(dataset_path).read_text())["hash"] and card["episodes"] == 60
     assert sorted(p.name for p in tmp_path.iterdir()) == [f"x.{ending}", f"x.{ending}.card.json"]
 

@@ -117,11 +117,11 @@ def process(target, *arguments):
 @pytest.mark.parametrize(
     ("ending", "moment", "said"),
     [
-        ("h5", while_a_part_is_written, "4 whole episodes are left from an interrupted call"),
-        ("h5", while_the_file_is_open, "6 whole episodes are left from an interrupted call"),
-        ("h5", before_it_has_its_card, "was whole when a call was interrupted"),
-        ("lance", while_lance_appends, "4 whole episodes are left from an interrupted call"),
-        ("lance", before_it_has_its_card, "was whole when a call was interrupted"),
+        ("h5", while_a_part_is_written, "resuming after 4 complete episodes"),
+        ("h5", while_the_file_is_open, "resuming after 6 complete episodes"),
+        ("h5", before_it_has_its_card, "was already complete when an earlier call was interrupted"),
+        ("lance", while_lance_appends, "resuming after 4 complete episodes"),
+        ("lance", before_it_has_its_card, "was already complete when an earlier call was interrupted"),
     ],
 )
 def test_killed_at_a_bad_moment_the_same_call_goes_on_to_the_same_set(tmp_path, undisturbed, ending, moment, said):
@@ -157,14 +157,14 @@ def test_a_damaged_part_costs_what_comes_after_it_and_no_more(tmp_path, undistur
     killed.join()
     (tmp_path / "x.h5.partial" / "000001.npz").write_bytes(b"torn")
     card = collect(Pairs(), out, EPISODES, seed=3, pixels=False, say=heard.append)
-    assert heard == ["2 whole episodes are left from an interrupted call: going on from there"]
+    assert heard == ["resuming after 2 complete episodes of an interrupted call"]
     assert card["hash"] == undisturbed["hash"]
 
 
 def test_a_set_that_lacks_episodes_is_refused(tmp_path, monkeypatch):
     whole = collect_module.Partial.append
     monkeypatch.setattr(collect_module.Partial, "append", lambda self, episodes: whole(self, episodes[1:]))
-    with pytest.raises(UserError, match="holds 3 episodes, not the 6 that were recorded"):
+    with pytest.raises(UserError, match="contains 3 episodes, but 6 were recorded"):
         collect(Pairs(), tmp_path / "x.lance", EPISODES, seed=3, pixels=False)
     assert not (tmp_path / "x.lance").exists()
 
@@ -173,5 +173,5 @@ def test_fewer_than_an_interrupted_call_left_are_not_silently_more(tmp_path):
     killed = process(run, tmp_path / "x.h5", while_the_file_is_open)
     killed.start()
     killed.join()
-    with pytest.raises(UserError, match="holds 6 episodes of an interrupted call, more than the 4 asked for"):
+    with pytest.raises(UserError, match="contains 6 episodes of an interrupted call, more than --episodes 4"):
         collect(Pairs(), tmp_path / "x.h5", 4, seed=3, pixels=False)

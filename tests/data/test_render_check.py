@@ -44,7 +44,7 @@ def said(caplog):
 @pytest.fixture
 def in_this_process(monkeypatch):
     monkeypatch.setattr(
-        render_check, "_drawn_apart", lambda task, *states: render_check._drawn(get_task(task), *states)
+        render_check, "_render_in_subprocess", lambda task, *states: render_check._render(get_task(task), *states)
     )
 
 
@@ -77,7 +77,7 @@ def test_an_environment_that_hangs_gives_a_line(datasets, said, monkeypatch):
 
 
 def test_frames_that_are_drawn_from_states_need_no_comparison(dataset_path, task, said, monkeypatch):
-    monkeypatch.setattr(render_check, "_drawn_apart", None)
+    monkeypatch.setattr(render_check, "_render_in_subprocess", None)
     check_rendering(EpisodeData(dataset_path, task, 32, 5))
     assert said(logging.INFO) == []
 
@@ -90,7 +90,7 @@ def test_training_and_evaluation_compare_first(datasets, tiny_config, trained, t
     def drawn(*asked):
         raise Compared
 
-    monkeypatch.setattr(render_check, "_drawn_apart", drawn)
+    monkeypatch.setattr(render_check, "_render_in_subprocess", drawn)
     data = datasets["tworoom", ".h5"]
     for start in (
         partial(train, tiny_config, task, data, tmp_path / "run", method="atlas", recipe="demo", device="cpu"),

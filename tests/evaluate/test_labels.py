@@ -102,7 +102,7 @@ def test_an_imported_run_without_its_data_says_whose_states_stood_in(run, other,
     scores, bank = found(run, other)
     assert scores == scores_by(columns(other), other)
     assert (bank.source, bank.data) == ("evaluated data", other.content_hash())
-    assert "stand in for the training data" in caplog.text
+    assert "novelty is measured against" in caplog.text
 
 
 @pytest.mark.parametrize("damage", ["bytes", "hash", "nan"])

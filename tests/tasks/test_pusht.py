@@ -7,7 +7,7 @@ from shapely.geometry import Point
 
 from atlas_wm.data.collect import record_episode
 from atlas_wm.errors import UserError
-from atlas_wm.tasks.pusher import AGENT_RADIUS, WINDOW, Pusher, PusherSettings, block_shape, place
+from atlas_wm.tasks.pusher import AGENT_RADIUS, WINDOW, Pusher, PusherSettings, block_shape, move_shape
 from atlas_wm.tasks.pusht import PushT
 
 TASK = PushT()
@@ -37,7 +37,7 @@ def rows(filmed) -> list[tuple[dict[str, np.ndarray], int]]:
 
 
 def gap(env, episode, row) -> float:
-    return place(block_shape(env), episode["block_pose"][row]).distance(Point(episode["state"][row, :2]))
+    return move_shape(block_shape(env), episode["block_pose"][row]).distance(Point(episode["state"][row, :2]))
 
 
 def test_a_reset_to_a_recorded_row_shows_the_recorded_frame_pixel_by_pixel(env, rows):
@@ -181,7 +181,7 @@ def test_the_pusher_pushes_from_all_sides_and_turns_the_block_both_ways(env, epi
         pose, agent = episode["block_pose"], episode["state"][:, :2]
         turns.append(np.degrees(pose[10::10, 2] - pose[:-10:10, 2]))
         for row in range(0, len(pose) - 1, 2):
-            block = place(shape, pose[row])
+            block = move_shape(shape, pose[row])
             if gap(env, episode, row) < AGENT_RADIUS + 1 and np.linalg.norm(pose[row + 1] - pose[row]) > 1:
                 contact = np.array(shortest_line(block.exterior, Point(agent[row])).coords[0])
                 side = contact - np.array([block.centroid.x, block.centroid.y])

@@ -1,6 +1,6 @@
-"""Demonstrations, recorded by worker processes in stable-worldmodel's formats.
+"""Record demonstrations in worker processes, in stable-worldmodel's formats.
 
-Each episode is a function of (seed, its number) alone, so the set is the same for any number of workers.
+Each episode is a function of (seed, episode number), so the dataset does not depend on the number of workers.
 """
 
 import json
@@ -24,18 +24,18 @@ from atlas_wm.runs.versions import check_modules, to_install, versions
 from atlas_wm.tasks import Task, task_id
 from atlas_wm.tasks.base import import_harness
 
-ENOUGH_ERRORS = 20  # episodes: if all of the first ones failed, the others would too
+ENOUGH_ERRORS = 20  # episodes: collection stops if the first ones all failed
 
 
 class Recorder:
-    """One process's environment; made anew after it failed."""
+    """The environment of one worker process. It is made again after a failure."""
 
     def __init__(self, task: Task, timeout: float):
         self.task, self.timeout = task, timeout
         self.env: Any = None
 
     def record(self, seed: int, numbers: list[int], pixels: bool) -> list[Episode | str]:
-        """The episodes of these numbers; in place of one that failed, what was wrong."""
+        """The episodes with these numbers; for one that failed, the error message instead."""
         return [self._record_one(seed, number, pixels) for number in numbers]
 
     def _record_one(self, seed: int, number: int, pixels: bool) -> Episode | str:
@@ -60,7 +60,7 @@ class Recorder:
 def record_episode(task: Task, env: Any, seed: int, number: int, pixels: bool) -> Episode:
     """One demonstration: row t holds the state at t and the action taken there.
 
-    No action is taken in the last row. It holds zeros, which no clip uses: Lance refuses to append NaN.
+    The last row has no action. It is filled with zeros, which no clip uses; Lance cannot append NaN.
     """
     env_seed, policy_seed = np.random.SeedSequence([seed, number]).generate_state(2).tolist()
     policy = task.demonstrator(env, policy_seed)
@@ -94,11 +94,11 @@ def collect(
     on_episodes: Callable[[int, int], None] = lambda episodes, rows: None,
     say: Callable[[str], None] = lambda text: None,
 ) -> dict[str, Any]:
-    """Record ``episodes`` demonstrations to ``out`` (.lance or .h5) and return the card written beside it.
+    """Record ``episodes`` demonstrations to ``out`` (.lance or .h5) and return the card written next to it.
 
-    The set grows in a folder ``out.partial``, for one process at a time. Interrupted or killed, its whole episodes
-    stay there, and the same call goes on behind them. An episode whose environment raises, ends its process, or
-    takes longer than ``timeout`` seconds is left out, and the card says why.
+    Episodes are first stored in the folder ``out.partial``, which one process at a time may use. After an
+    interruption the same call resumes from the complete episodes there. An episode whose environment raises, kills
+    its process or takes longer than ``timeout`` seconds is left out, and the card says why.
     """
     task.require_env(
         "atlas collect", "record episodes with your robot and pass them as --data (docs/robot-data.md)"
@@ -120,31 +120,31 @@ def collect(
     started = time.time()
     with writing(out.parent), partial.opened():
         card = partial.adopt(card_path(out))
-        if card is not None and _is_asked(card, made_by, episodes):
-            say(f"{out} was whole when a call was interrupted: only its card was missing")
+        if card is not None and _matches(card, made_by, episodes):
+            say(f"{out} was already complete when an earlier call was interrupted: only its card was missing")
             return card
         _check_free(out, overwrite)
         partial.card.unlink(missing_ok=True)
-        lengths, failed = _kept(partial, made_by, say)
-        # The first number behind the whole episodes, of which those that failed are none.
+        lengths, failed = _recover(partial, made_by, say)
+        # The first episode number that has neither been recorded nor failed.
         first = next(n for n in count() if n - sum(f < n for f in failed) == len(lengths))
         if first > episodes:
             raise UserError(
-                f"{partial.folder} holds {first} episodes of an interrupted call, more than the {episodes} asked "
-                f"for: ask for as many, or delete it to start over"
+                f"{partial.folder} contains {first} episodes of an interrupted call, more than --episodes "
+                f"{episodes}: raise --episodes, or delete the folder to start over"
             )
         failed, rows = {f: why for f, why in failed.items() if f < first}, sum(lengths)
         size = task.episodes_per_job
         jobs = [list(range(i, min(i + size, episodes))) for i in range(first, episodes, size)]
         write_json(partial.notes, {**made_by, "failed": failed})
-        with closing(_recorded(task, seed, pixels, jobs, workers, timeout)) as coming:
-            for numbers, recorded in zip(jobs, coming, strict=True):
+        with closing(_recorded(task, seed, pixels, jobs, workers, timeout)) as finished:
+            for numbers, recorded in zip(jobs, finished, strict=True):
                 failed |= {n: e for n, e in zip(numbers, recorded, strict=True) if isinstance(e, str)}
                 if len(failed) == numbers[-1] + 1 >= min(episodes, ENOUGH_ERRORS):
                     partial.clear()
                     raise UserError(f"the first {len(failed)} episodes all failed, nothing is written: {failed[0]}")
                 whole = [e for e in recorded if not isinstance(e, str)]
-                # First the notes: an episode is known to have failed, or whole.
+                # Notes first, so that after a kill every episode is either recorded, noted as failed or repeated.
                 write_json(partial.notes, {**made_by, "failed": failed})
                 if whole:
                     partial.append(whole)
@@ -154,8 +154,8 @@ def collect(
         data = EpisodeData(partial.data, task, image_size=1, frameskip=1)
         if len(data.lengths) != episodes - len(failed):
             raise UserError(
-                f"{partial.folder} holds {len(data.lengths)} episodes, not the {episodes - len(failed)} that were "
-                f"recorded: delete it, and collect again where nothing else writes"
+                f"{partial.folder} contains {len(data.lengths)} episodes, but {episodes - len(failed)} were "
+                f"recorded: another process wrote to it; delete it and collect again"
             )
         if failed:
             n, why = next(iter(failed.items()))
@@ -169,7 +169,7 @@ def collect(
             "seconds": round(time.time() - started, 1),
             "versions": versions(),
         }
-        partial.put_in_place(card, card_path(out))
+        partial.publish(card, card_path(out))
     return card
 
 
@@ -178,7 +178,7 @@ def _check_free(out: Path, overwrite: bool) -> None:
         raise UserError(f"{out} exists already: choose another --out, or pass --overwrite to replace it")
 
 
-def _is_asked(card: dict[str, Any], made_by: dict[str, Any], episodes: int) -> bool:
+def _matches(card: dict[str, Any], made_by: dict[str, Any], episodes: int) -> bool:
     same = all(card.get(name) == value for name, value in json.loads(json.dumps(made_by)).items())
     return same and card["episodes"] + len(card["failed"]) == episodes
 
@@ -186,16 +186,16 @@ def _is_asked(card: dict[str, Any], made_by: dict[str, Any], episodes: int) -> b
 def _recorded(
     task: Task, seed: int, pixels: bool, jobs: list[list[int]], workers: int | None, timeout: float
 ) -> Generator[list[Episode | str], None, None]:
-    """The episodes of each job, in order. Those of a process that died are recorded again, each alone."""
-    ahead: dict[int, Episode | str] = {}  # recorded before their turn
+    """The episodes of each job, in order. The episodes of a process that died are recorded again, one per job."""
+    ahead: dict[int, Episode | str] = {}  # recorded out of order
     requests = deque[tuple[Any, ...]](("record", seed, numbers, pixels) for numbers in jobs)
     with (
         closing(Helpers(workers or os.cpu_count() or 1, Recorder, task, timeout)) as helpers,
-        closing(helpers.each(requests)) as coming,
+        closing(helpers.each(requests)) as finished,
     ):
         for numbers in jobs:
             while not set(numbers) <= set(ahead):
-                (*_, mine, _), answer = next(coming)
+                (*_, mine, _), answer = next(finished)
                 if not isinstance(answer, Died):
                     ahead |= zip(mine, answer, strict=True)
                 elif len(mine) > 1:
@@ -205,12 +205,12 @@ def _recorded(
             yield [ahead.pop(number) for number in numbers]
 
 
-def _kept(
+def _recover(
     partial: Partial, made_by: dict[str, Any], say: Callable[[str], None]
 ) -> tuple[list[int], dict[int, str]]:
-    """Lengths of the whole episodes an interrupted call left, and the numbers of those that failed, with why.
+    """Lengths of the complete episodes of an interrupted call, and by number the errors of failed ones.
 
-    If they were made another way, none stay.
+    Episodes that were recorded with other settings are removed.
     """
     if not partial.notes.exists():
         partial.clear()
@@ -221,10 +221,10 @@ def _kept(
         if noted != json.loads(json.dumps(made_by)):
             raise UserError("it was recorded with other settings")
         lengths = partial.recover()
-    except Exception as error:  # whatever a damaged file makes its library raise
-        say(f"{partial.folder} is left from an interrupted call but cannot be continued ({error}): starting over")
+    except Exception as error:  # libraries raise many kinds on damaged files
+        say(f"{partial.folder} of an interrupted call cannot be resumed ({error}): starting over")
         partial.clear()
         return [], {}
     if lengths:
-        say(f"{len(lengths)} whole episodes are left from an interrupted call: going on from there")
+        say(f"resuming after {len(lengths)} complete episodes of an interrupted call")
     return lengths, failed

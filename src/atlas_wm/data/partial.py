@@ -1,9 +1,9 @@
-"""A dataset while it is collected: a folder for one process at a time, whose whole episodes outlive a kill.
+"""A dataset during collection: a locked folder whose complete episodes survive a kill.
 
-x.h5.partial/notes.json   how the episodes are made, and which of them failed
-x.h5.partial/000000.npz   HDF5: episodes that were recorded together, in files that are whole or absent
-x.h5.partial/data.h5      the dataset; of HDF5 only at the end
-x.h5.partial/card.json    its card, once all episodes are there: what is left to do is to rename
+x.h5.partial/notes.json   how the episodes are recorded, and which of them failed
+x.h5.partial/000000.npz   HDF5 only: the episodes of one job, written atomically
+x.h5.partial/data.h5      the dataset; for HDF5 it is written at the end
+x.h5.partial/card.json    the card, once all episodes are recorded and only renaming is left
 """
 
 import shutil
@@ -24,7 +24,7 @@ LENGTHS = "ep_len"
 
 
 class Partial:
-    """The folder. Lance appends all or nothing by itself: its table grows in place."""
+    """The folder of a Lance dataset. Lance appends atomically, so its table is written directly."""
 
     def __init__(self, out: Path):
         self.out, self.format = out, FORMATS[out.suffix]
@@ -34,30 +34,30 @@ class Partial:
 
     @contextmanager
     def opened(self) -> Iterator[None]:
-        """For this process alone. Afterwards the folder stays if there is an episode in it to go on from."""
+        """Lock the folder. Afterwards remove it unless it contains episodes to resume from."""
         with locked(self.folder, "collected"):
             try:
-                for left in self.folder.glob("*.tmp"):  # by a process that was killed while it wrote
+                for left in self.folder.glob("*.tmp"):  # left by a process that was killed while writing
                     left.unlink()
                 yield
             finally:
                 if not any(path.exists() for path in (self.data, self.card, self.folder / f"{0:06}.npz")):
                     self.clear()
                     (self.folder / LOCK).unlink()
-                    with suppress(OSError):  # the next one has taken its lock meanwhile
+                    with suppress(OSError):  # another process has locked it meanwhile
                         self.folder.rmdir()
 
     def append(self, episodes: list[Episode]) -> None:
         self._write(episodes, mode="append")
 
     def recover(self) -> list[int]:
-        """Lengths of the whole episodes, in order. What is left behind them is removed."""
+        """Lengths of the complete episodes, in order. Anything after them is removed."""
         from stable_worldmodel.data import load_dataset
 
         return [int(n) for n in load_dataset(str(self.data.resolve())).lengths] if self.data.exists() else []
 
     def assemble(self) -> None:
-        """All episodes are in ``data``."""
+        """Write ``data`` from all episodes. With Lance it is complete already."""
 
     def _write(self, episodes: Any, mode: str) -> None:
         from stable_worldmodel.data import get_format
@@ -65,12 +65,12 @@ class Partial:
         with get_format(self.format).open_writer(self.data, mode=mode) as writer:
             writer.write_episodes({column: list(values) for column, values in e.items()} for e in episodes)
 
-    def put_in_place(self, card: dict[str, Any], card_path: Path) -> None:
-        """The dataset and then its card get their names. Killed in between, :meth:`adopt` does the rest."""
+    def publish(self, card: dict[str, Any], card_path: Path) -> None:
+        """Rename the dataset and then write its card. After a kill in between, :meth:`adopt` writes the card."""
         write_json(self.card, card)
         for path in [self.data, *self.data.rglob("*")]:
             sync(path)
-        card_path.unlink(missing_ok=True)  # of a set that is replaced
+        card_path.unlink(missing_ok=True)  # of the dataset that is replaced
         remove(self.out)
         self.data.rename(self.out)
         sync(self.out.parent)
@@ -78,7 +78,7 @@ class Partial:
         self.clear()
 
     def adopt(self, card_path: Path) -> dict[str, Any] | None:
-        """Give a dataset that a call was killed over the card it lacks; None where there is no such dataset."""
+        """Write the card that a killed call left unwritten; None if there is no such dataset."""
         if not self.card.exists() or self.data.exists() or not self.out.exists():
             return None
         card = dict(read_json(self.card))
@@ -87,15 +87,15 @@ class Partial:
         return card
 
     def clear(self) -> None:
-        """Remove everything but the lock."""
+        """Remove everything except the lock."""
         for path in self.folder.iterdir():
             if path.name != LOCK:
                 remove(path)
 
 
 class HDF5Partial(Partial):
-    """An HDF5 file that is open for writing when its process is killed is lost. So it is written at the end, in one
-    go, from files that hold what was recorded together."""
+    """A kill destroys an HDF5 file that is open for writing. So each job is stored in a file of its own, and the
+    dataset is written from these at the end."""
 
     def __init__(self, out: Path):
         super().__init__(out)
@@ -116,7 +116,7 @@ class HDF5Partial(Partial):
         lengths: list[int] = []
         self.parts = []
         found = sorted(self.folder.glob("*.npz"))
-        with suppress(OSError, ValueError, KeyError, BadZipFile):  # one that is missing or damaged ends them
+        with suppress(OSError, ValueError, KeyError, BadZipFile):  # stop at the first missing or damaged file
             for number in range(len(found)):
                 path = self.folder / f"{number:06}.npz"
                 with np.load(path) as part:
@@ -134,9 +134,9 @@ class HDF5Partial(Partial):
             try:
                 with np.load(path) as part:
                     columns = {name: part[name] for name in part.files}
-            except Exception as error:  # whatever a damaged file makes numpy and zipfile raise
+            except Exception as error:  # NumPy and zipfile raise many kinds on damaged files
                 raise UserError(
-                    f"{path} is damaged ({reason(error)}): delete it, and the same command records what is missing"
+                    f"{path} is damaged ({reason(error)}): delete it and run the same command again"
                 ) from error
             ends = np.cumsum(columns.pop(LENGTHS))[:-1]
             pieces = {name: np.split(values, ends) for name, values in columns.items()}

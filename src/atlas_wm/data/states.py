@@ -1,4 +1,4 @@
-"""The states that a run was trained on: evaluation tells by them which episodes are in and out of distribution."""
+"""Training states of a run, by which evaluation labels episodes as in or out of distribution."""
 
 import json
 import logging
@@ -23,9 +23,9 @@ MOST_STATES = 50_000
 
 @dataclass(frozen=True)
 class TrainingStates:
-    """At most ``MOST_STATES`` rows of the columns that novelty is measured in, drawn from the training part."""
+    """At most ``MOST_STATES`` rows of the novelty columns, drawn from the training split."""
 
-    states: np.ndarray  # (M, s) as the dataset has them
+    states: np.ndarray  # (M, s), not standardised
     columns: tuple[str, ...]
     data: str  # hash of the dataset
 
@@ -40,13 +40,15 @@ class TrainingStates:
         return cls(states, columns, data.content_hash())
 
     def write(self, run: Path) -> None:
-        about = {"about": json.dumps({"columns": self.columns, "data": self.data})}  # of two keys the order varies
+        about = {
+            "about": json.dumps({"columns": self.columns, "data": self.data})
+        }  # one key: the order of several varies
         with write_atomically(run / STATES) as temporary:
             temporary.write_bytes(save({"states": np.ascontiguousarray(self.states)}, about))
 
     @classmethod
     def read(cls, run: Path, info: RunInfo) -> "TrainingStates | None":
-        """Those of a run folder; None where it has none."""
+        """The training states of a run folder; None if it has none."""
         path = run / STATES
         if not path.exists():
             return None
@@ -55,11 +57,11 @@ class TrainingStates:
                 states, about = file.get_tensor("states"), json.loads((file.metadata() or {})["about"])
             columns = about["columns"]
             if states.ndim != 2 or 0 in states.shape or not np.isfinite(states).all():
-                raise ValueError("it holds no states")
+                raise ValueError("it contains no states")
             if not isinstance(columns, list) or not all(isinstance(name, str) for name in columns):
                 raise ValueError("it names no columns")
             if about["data"] != info.data.hash:
-                raise ValueError(f"it is of other data than the run, whose have hash {info.data.hash}")
+                raise ValueError(f"it belongs to other data than the run, whose hash is {info.data.hash}")
         except (SafetensorError, OSError, LookupError, TypeError, ValueError, RecursionError) as error:
             why = f"{type(error).__name__}: {reason(error)}"
             raise UserError(f"{path} cannot be used ({why}): make it again with `atlas bank {run}`") from error
@@ -67,7 +69,7 @@ class TrainingStates:
 
 
 def training_rows(data: EpisodeData, info: RunInfo) -> np.ndarray:
-    """Rows of the episodes a run was trained on: all of them unless it held whole episodes of this dataset out."""
+    """Rows of the episodes a run was trained on: all rows, unless it held out episodes of this dataset."""
     if info.config.train.split != "episodes" or info.data.hash != data.content_hash():
         return np.arange(len(data.actions))
     return np.flatnonzero(~np.repeat(held_out_episodes(len(data.lengths), info.config.train), data.lengths))
@@ -82,9 +84,9 @@ def save_states(run: Path, data: EpisodeData, info: RunInfo) -> None:
 
 
 def training_data(run: Path, info: RunInfo, data: EpisodeData, remedy: str) -> EpisodeData:
-    """The dataset that a run was trained on: ``data`` if it is that, else what is at the path that the run names.
+    """The dataset that a run was trained on: ``data`` if the hash agrees, else the dataset at the path of the run.
 
-    An imported checkpoint may come without its data: then ``data`` stand in for them, and a line says so.
+    An imported checkpoint may come without its training data. Then ``data`` replaces it, with a warning.
     """
     if data.content_hash() == info.data.hash:
         return data
@@ -92,13 +94,13 @@ def training_data(run: Path, info: RunInfo, data: EpisodeData, remedy: str) -> E
         there = EpisodeData(info.data.path, get_task_of(info), data.image_size, data.frameskip)
         if there.content_hash() == info.data.hash:
             return there
-        why = f"{info.data.path} holds other data"
+        why = f"{info.data.path} contains other data"
     except UserError as error:
         why = str(error)
     if info.recipe == "imported":
-        log.warning("%s stand in for the training data of %s: what is unusual is told by them", data.path, run)
+        log.warning("novelty is measured against %s: the training data of %s is not available", data.path, run)
         return data
     raise UserError(
-        f"what is unusual in {data.path} is told by the data that {run} was trained on, with hash "
-        f"{info.data.hash}, and they are not there ({why}): {remedy}"
+        f"novelty in {data.path} is measured against the training data of {run}, with hash {info.data.hash}, which "
+        f"is not available ({why}): {remedy}"
     )

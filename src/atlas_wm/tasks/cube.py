@@ -1,4 +1,4 @@
-"""OGBench-Cube: a robot arm carries a cube to a target. 3-D, actions move the gripper, turn it and close it."""
+"""OGBench-Cube: a robot arm carries a cube to a target. 3-D; actions move, rotate and close the gripper."""
 
 import warnings
 from collections.abc import Iterator
@@ -13,27 +13,27 @@ from atlas_wm.errors import UserError
 from atlas_wm.tasks import rendering
 from atlas_wm.tasks.base import Columns, Task, import_harness
 
-SUCCESS_RADIUS = 0.04  # m; the environment's own constant
+SUCCESS_RADIUS = 0.04  # m; the environment's constant
 POSITIONS, VELOCITIES = 21, 20  # lengths of qpos and qvel
 STATE = POSITIONS + VELOCITIES
 HIDDEN = STATE + VELOCITIES  # numbers in the hidden columns
 CUBE_JOINT = "object_joint_0"
-CUBE = slice(14, 21)  # of qpos: the cube's free joint, position then quaternion; checked against the model
+CUBE = slice(14, 21)  # the cube's free joint in qpos, position then quaternion; checked against the model
 STORED = ("observation", "qpos", "qvel", "privileged/block_0_pos", "privileged/block_0_quat")
 
 
 class Cube(Task):
     name = "cube"
     env_id = "swm/OGBCube-v0"
-    max_episode_steps = 200  # time for two or three times taking the cube somewhere
+    max_episode_steps = 200  # enough to carry the cube to two or three targets
     action_size = 5
     action_bounds = ((-1.0, 1.0),) * 5
     state_columns = (("qpos", "qvel"),)
     novelty_columns = (("observation",),)
     hidden_columns = ("qpos_low", "qvel_low", "qacc_warmstart")
-    episodes_per_job = 2  # software rendering takes a minute for one
+    episodes_per_job = 2  # software rendering takes a minute per episode
     most_at_once = 16  # 320 MB each with a renderer
-    max_env_processes = 6  # with many EGL contexts at once drawing hangs
+    max_env_processes = 6  # rendering hangs with many EGL contexts
 
     def make_env(self) -> gym.Env:
         rendering.set_renderer()  # before anything imports MuJoCo
@@ -46,8 +46,8 @@ class Cube(Task):
                 disable_env_checker=True,
                 env_type="single",
                 ob_type="states",
-                mode="data_collection",  # any start and any target, not OGBench's five tasks
-                visualize_info=False,  # the image does not show the target: the goal is an image of its own
+                mode="data_collection",  # any start and target, not OGBench's five tasks
+                visualize_info=False,  # do not show the target: the goal is a separate image
                 width=224,
                 height=224,
             )
@@ -68,8 +68,8 @@ class Cube(Task):
         return CubeExpert(env, seed, {k: v for k, v in settings.items() if k not in ("policy", "target")})
 
     def columns(self, env: gym.Env, info: dict[str, Any]) -> Columns:
-        """Those of the published file, and the hidden ones: where the solver starts, and what float32 leaves of
-        positions and velocities (Lance keeps no more), because contacts magnify any difference."""
+        """The columns of the published file and the hidden ones: the solver's warm start, and the float32 rounding
+        errors of positions and velocities (Lance stores float32), because contacts amplify any difference."""
         stored = {key.replace("/", "_"): np.array(info[key]) for key in STORED}
         warmstart = env.unwrapped.data.qacc_warmstart  # type: ignore[attr-defined]
         low = {f"{key}_low": stored[key] - stored[key].astype(np.float32) for key in ("qpos", "qvel")}
@@ -83,7 +83,7 @@ class Cube(Task):
         return np.concatenate([data.qpos, data.qvel])
 
     def distance(self, state: np.ndarray, goal_state: np.ndarray) -> float:
-        """Metres between the cube and where it is in the goal."""
+        """Metres between the cube and its goal position."""
         cube, target = (np.asarray(s, np.float64)[CUBE][:3] for s in (state, goal_state))
         return float(np.linalg.norm(cube - target))
 
@@ -92,11 +92,11 @@ class Cube(Task):
 
 
 class CubeEpisodes(gym.Wrapper):
-    """The harness' environment with episodes that follow from their start.
+    """The harness' environment with reproducible episodes.
 
-    Its own ``reset`` drops the seed, draws the scene from the operating system's entropy and compiles the model
-    anew each time. Here :meth:`reset` starts a demonstration, which goes on when the target is reached;
-    :meth:`start_at` starts an episode to be judged, which ends there.
+    The harness' ``reset`` ignores the seed and compiles the model every time. Here :meth:`reset` starts a
+    demonstration, which continues when the target is reached; :meth:`start_at` starts an evaluation episode, which
+    then ends.
     """
 
     def __init__(self, env: gym.Env, max_steps: int):
@@ -108,23 +108,23 @@ class CubeEpisodes(gym.Wrapper):
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[Any, dict[str, Any]]:
-        """``options`` are not used: the scene follows from the seed, its colours and sizes are the harness' own."""
+        """``options`` are ignored: the scene is a function of the seed. Colours and sizes are the harness' defaults."""
         rng, space = np.random.default_rng(seed), self.inner.variation_space
         scene = {**draw_pose(space, "start", rng), **draw_pose(space, "goal", rng)}
         self.inner.np_random = rng
         with _without_warnings():
             observation, info = self.env.reset(options={"variation": (), "variation_values": scene})
-        self.inner.mark_dirty = lambda: None  # the model is compiled now and stays as it is
+        self.inner.mark_dirty = lambda: None  # do not compile the model again
         self.inner._terminate_at_goal = False
         self.steps = 0
         return observation, self._complete(info, observation)
 
     def start_at(self, state: np.ndarray, goal: np.ndarray) -> None:
-        """Put the simulation into ``state``, and the target where the cube is in ``goal``.
+        """Set the simulation to ``state`` and the target to the cube's pose in ``goal``.
 
-        A control step ends with an integration: what follows from the positions, such as where bodies are drawn and
-        the effector's place that actions are relative to, is then one physics step older than qpos. It is so here
-        too. Integration is undone exactly, so that this needs qpos and qvel alone.
+        A control step ends with an integration. Derived quantities, such as the rendered poses and the effector
+        position that actions are relative to, are then one physics step older than qpos. To reproduce this,
+        the last integration is undone exactly, which needs only qpos and qvel.
         """
         import mujoco
 
@@ -132,7 +132,7 @@ class CubeEpisodes(gym.Wrapper):
             self.reset(seed=0)
         model, data = self.inner.model, self.inner.data
         if (model.nq, model.nv, model.joint(CUBE_JOINT).qposadr[0]) != (POSITIONS, VELOCITIES, CUBE.start):
-            raise RuntimeError("the Cube environment has another layout of qpos than atlas_wm.tasks.cube expects")
+            raise RuntimeError("the Cube environment has another qpos layout than atlas_wm.tasks.cube expects")
         if state.shape not in ((STATE,), (STATE + HIDDEN,)):
             raise UserError(
                 f"a state of cube is qpos and qvel, {STATE} numbers, or these and "
@@ -144,7 +144,7 @@ class CubeEpisodes(gym.Wrapper):
         positions, velocities = state[:POSITIONS], state[POSITIONS:]
         before = positions.copy()
         mujoco.mj_integratePos(model, before, velocities, -model.opt.timestep)
-        mujoco.mj_resetData(model, data)  # time, controls and the solver's memory of what was before
+        mujoco.mj_resetData(model, data)  # also resets time, controls and the solver's warm start
         self.inner.set_target_pos(0, goal[CUBE][:3], goal[CUBE][3:])
         self.inner.set_state(before, velocities)
         data.qpos[:] = positions
@@ -166,10 +166,10 @@ class CubeEpisodes(gym.Wrapper):
         try:
             return self.env.render()
         except Exception as error:
-            if self.inner._renderer is not None:  # it has drawn before: not a matter of the backend
+            if self.inner._renderer is not None:  # it has rendered before, so the backend works
                 raise
             raise UserError(
-                f"MuJoCo could not draw ({error}). It was imported before its backend was chosen: "
+                f"MuJoCo cannot render ({error}), because it was imported before its backend was chosen: "
                 f"set MUJOCO_GL={rendering.pick_renderer()} when you start Python"
             ) from error
 
@@ -178,11 +178,11 @@ class CubeEpisodes(gym.Wrapper):
 
 
 class CubeExpert:
-    """The harness' expert, which expects many environments at once, for one; an episode follows from the seed.
+    """The harness' vectorised expert for a single environment; an episode is a function of the seed.
 
-    OGBench's oracles draw from NumPy's global generator: they get their own in its place while they act. The
-    harness draws the target once an episode, so that its expert would bring the cube to where it already is;
-    here, as in OGBench, each new target is a new place.
+    OGBench's oracles draw from NumPy's global generator, so its state is replaced while they act. The harness draws
+    the target once per episode, so its expert would carry the cube to the same target again; here, as in OGBench,
+    each new target is drawn.
     """
 
     def __init__(self, env: gym.Env, seed: int, settings: dict[str, Any]):
@@ -213,13 +213,13 @@ class CubeExpert:
 
 @contextmanager
 def _without_warnings() -> Iterator[None]:
-    """Gymnasium warns of types and metadata in the harness' environment, which nobody here can change."""
+    """Hide gymnasium's warnings about types and metadata of the harness' environment."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", category=UserWarning, module="gymnasium")
         yield
 
 
 def draw_pose(space: Any, which: str, rng: np.random.Generator) -> dict[str, np.ndarray]:
-    """A place and a turn of the cube, uniform over the harness' bounds, as its ``reset`` takes them."""
+    """A position and yaw of the cube, uniform over the harness' bounds, in the format of its ``reset``."""
     boxes = {f"cube.{which}_{part}": space["cube"][f"{which}_{part}"] for part in ("position", "yaw")}
     return {key: rng.uniform(box.low, box.high) for key, box in boxes.items()}

@@ -1,4 +1,4 @@
-"""A scripted pusher for PushT: walks around the block and pushes it, one push after the other, to the green T."""
+"""A scripted policy for PushT: it walks around the block and pushes it to the green T, one push after another."""
 
 import math
 from collections.abc import Iterator
@@ -16,40 +16,40 @@ from shapely.geometry.polygon import orient
 AGENT_RADIUS = 15.0  # px; the environment's own constants
 WINDOW = 512.0
 ACTION_SCALE = 100.0
-# A steady action moves the agent by this share of its length in each step: the environment's position controller
-# is critically damped and gets that far in a tenth of a second.
+# A constant action moves the agent by this share of its length per step: the environment's position controller is
+# critically damped and a step lasts a tenth of a second.
 SHARE_PER_STEP = 0.4
-NOISE_KEPT = 0.8
-GYRATION = 45.0  # px: how the block turns under a push off its centre
+NOISE_CORRELATION = 0.8  # of the action noise of consecutive steps
+GYRATION = 45.0  # px, radius of gyration of the block
 
 
 @dataclass(frozen=True)
 class PusherSettings:
-    """Lengths in px, speeds in px a step, ranges as (low, high). Speeds are drawn log-uniformly."""
+    """Lengths in px, speeds in px per step, ranges as (low, high). Speeds are log-uniform."""
 
     goal: tuple[float, float, float] = (256.0, 256.0, math.pi / 4)  # pose of the green T
-    goal_noise: tuple[float, float] = (12.0, 0.2)  # std of where an episode takes the green T to be: px, rad
-    arrived: tuple[float, float] = (14.0, 0.18)  # px of the centre of mass, rad
-    rows: tuple[int, int] = (50, 250)  # of an episode
+    goal_noise: tuple[float, float] = (12.0, 0.2)  # std of the goal pose that an episode aims for: px, rad
+    arrived: tuple[float, float] = (14.0, 0.18)  # distance from the goal that counts as reached: px, rad
+    rows: tuple[int, int] = (50, 250)  # per episode
     walk_speed: tuple[float, float] = (12.0, 31.0)
     push_speed: tuple[float, float] = (4.0, 10.0)
     push_length: tuple[float, float] = (8.0, 150.0)
-    push_error: tuple[float, float] = (0.6, 1.2)  # a push is as long as this times what would be best
-    push_curve: float = 0.01  # rad a step: how fast the direction of a push changes
-    choice_noise: float = 0.05  # of the choice between pushes: a share of how far the block is from its goal
-    action_noise: float = 0.03  # its std; each step keeps 0.8 of the noise of the last one
+    push_error: tuple[float, float] = (0.6, 1.2)  # factor on the best length of a push
+    push_curve: float = 0.01  # rad per step, std of the change of a push's direction
+    choice_noise: float = 0.05  # std of the score of a push, as a share of the block's distance from its goal
+    action_noise: float = 0.03  # std
     pause: float = 0.06  # probability of a pause before a push
     pause_steps: tuple[int, int] = (3, 10)
-    stroll: float = 0.18  # probability of a walk to a random place before a push
-    clearance: float = 20.0  # of the agent's centre from the block while it walks; its radius is 15
-    agent_margin: float = 20.0  # the agent does not go closer to the border
-    block_margin: float = 30.0  # the block is not pushed closer: the agent must be able to get behind it again
+    stroll: float = 0.18  # probability of a walk to a random position before a push
+    clearance: float = 20.0  # between the block and the agent's centre while it walks; its radius is 15
+    agent_margin: float = 20.0  # least distance of the agent from the border
+    block_margin: float = 30.0  # least distance of the block from the border, so that the agent fits behind it
 
 
 class Pusher:
-    """``get_action(info)`` for one episode; a function of the seed and of what it is shown.
+    """The policy of one episode; its actions are a function of the seed and the infos.
 
-    ``finished`` once the block has arrived, or after the most rows of an episode.
+    ``finished`` is true once the block has arrived, or after the maximum number of rows.
     """
 
     def __init__(self, env: gym.Env, seed: int, settings: PusherSettings | None = None):
@@ -64,24 +64,24 @@ class Pusher:
         self._floor = box(margin, margin, WINDOW - margin, WINDOW - margin)
 
     def get_action(self, info: dict[str, Any]) -> np.ndarray:
-        self._shape = self._shape or block_shape(self._env)  # there is no block before the first reset
+        self._shape = self._shape or block_shape(self._env)  # the block exists after the first reset
         self._agent = np.asarray(info["pos_agent"], np.float64)
         self._angle = float(info["block_pose"][2])
-        self._block = place(self._shape, info["block_pose"])
+        self._block = move_shape(self._shape, info["block_pose"])
         self._rows += 1
         fresh = self._rng.normal(0.0, self.settings.action_noise, 2)
-        self._noise = NOISE_KEPT * self._noise + math.sqrt(1 - NOISE_KEPT**2) * fresh
+        self._noise = NOISE_CORRELATION * self._noise + math.sqrt(1 - NOISE_CORRELATION**2) * fresh
         action = next(self._script) / ACTION_SCALE + self._noise
         low, high = self.settings.rows
         self.finished = self._rows + 1 >= high or (self._rows + 1 >= low and self._arrived())
         return np.clip(action, -1.0, 1.0).astype(np.float32)
 
     def _play(self) -> Iterator[np.ndarray]:
-        """The steps of an episode, as displacements towards which the agent is drawn."""
+        """The steps of an episode as target displacements of the agent."""
         rng, s = self._rng, self.settings
         assert self._shape is not None
         pose = np.array(s.goal) + rng.normal(0.0, [s.goal_noise[0], s.goal_noise[0], s.goal_noise[1]])
-        self._goal, self._goal_angle = _xy(place(self._shape, pose).centroid), float(pose[2])
+        self._goal, self._goal_angle = _xy(move_shape(self._shape, pose).centroid), float(pose[2])
         while True:
             if rng.random() < s.pause or self._arrived():
                 for _ in range(rng.integers(*s.pause_steps, endpoint=True)):
@@ -96,25 +96,25 @@ class Pusher:
             yield from self._walk(start)
             yield from self._push(direction, length)
 
-    def _off(self) -> tuple[np.ndarray, float]:
-        """How far the block is from its goal: px of its centre of mass, and rad in (−π, π]."""
+    def _goal_offset(self) -> tuple[np.ndarray, float]:
+        """From the block to its goal: px of the centre of mass, and rad in (−π, π]."""
         turn = math.remainder(self._goal_angle - self._angle, 2 * math.pi)
         return self._goal - self._centre(), turn
 
     def _arrived(self) -> bool:
-        way, turn = self._off()
-        return bool(np.linalg.norm(way) < self.settings.arrived[0] and abs(turn) < self.settings.arrived[1])
+        shift, turn = self._goal_offset()
+        return bool(np.linalg.norm(shift) < self.settings.arrived[0] and abs(turn) < self.settings.arrived[1])
 
     def _choose_push(self) -> tuple[np.ndarray, np.ndarray, float]:
-        """A place beside the block to start from, the direction to push, and how far.
+        """The start position next to the block, the direction and the length of a push.
 
-        Pushed by d at a lever ℓ, a block of radius of gyration ρ moves by about d·ρ²/(ρ² + ℓ²) and turns by
-        d·ℓ/(ρ² + ℓ²). The push after which |way|² + (ρ·turn)² is least is chosen, up to noise.
+        Pushed by d at a lever ℓ, a block with radius of gyration ρ moves by about d·ρ²/(ρ² + ℓ²) and turns by
+        d·ℓ/(ρ² + ℓ²). The chosen push minimises |shift|² + (ρ·turn)² up to noise.
         """
         rng, s = self._rng, self.settings
         centre, outline = self._centre(), self._block.exterior
-        way, turn = self._off()
-        wanted = np.array([*way, GYRATION * turn])
+        shift, turn = self._goal_offset()
+        wanted = np.array([*shift, GYRATION * turn])
         size = np.linalg.norm(wanted)
         choices = []
         for at in rng.uniform(0.0, outline.length, 48):
@@ -126,7 +126,7 @@ class Pusher:
             direction = -normal
             arm = contact - centre
             lever = arm[0] * direction[1] - arm[1] * direction[0]
-            # What one px of the push does, in px: where the block moves, and how it turns.
+            # Effect of a push of one px, in px: translation and rotation of the block.
             effect = np.array([*(GYRATION * direction), lever]) * GYRATION / (GYRATION**2 + lever**2)
             best = float(np.clip(effect @ wanted / (effect @ effect), *s.push_length))
             length = best * rng.uniform(*s.push_error)
@@ -141,24 +141,24 @@ class Pusher:
         return start, direction, length
 
     def _walk(self, target: np.ndarray) -> Iterator[np.ndarray]:
-        """Go there without touching the block."""
+        """Walk to ``target`` without touching the block."""
         speed = self._speed(self.settings.walk_speed)
         path = self._path(target)
         for number, point in enumerate(path):
             near = 20.0 if 0 < number < len(path) - 1 else 6.0  # corners are cut
             for _ in range(40):
-                way = point - self._agent
-                if np.linalg.norm(way) < near:
+                ahead = point - self._agent
+                if np.linalg.norm(ahead) < near:
                     break
-                yield _limit(way, speed / SHARE_PER_STEP)
+                yield _limit(ahead, speed / SHARE_PER_STEP)
 
     def _push(self, direction: np.ndarray, length: float) -> Iterator[np.ndarray]:
-        """Push until the block has arrived, is carried far enough, lost, or close to a wall."""
+        """Push until the block has arrived, has moved far enough, is lost, or is close to a wall."""
         s = self.settings
         speed = self._speed(s.push_speed)
         curve = self._rng.normal(0.0, s.push_curve)
         allowed = max(0.0, self._beyond_walls(np.zeros(2))) + 1.0
-        reach = math.ceil((s.clearance + 8.0) / speed) + 3  # steps until the block must have been touched
+        reach = math.ceil((s.clearance + 8.0) / speed) + 3  # steps within which the agent must touch the block
         touched: np.ndarray | None = None
         for step in range(math.ceil(length / speed) + 2 * reach):
             gap = self._block.distance(Point(self._agent)) - AGENT_RADIUS
@@ -175,7 +175,7 @@ class Pusher:
             yield direction * speed / SHARE_PER_STEP
 
     def _path(self, target: np.ndarray) -> list[np.ndarray]:
-        """The shortest way around the block: over the corners of its outline, widened."""
+        """The shortest path around the block, over the corners of its widened outline."""
         s = self.settings
         obstacle, lane = self._block.buffer(s.clearance), self._block.buffer(s.clearance + 6.0, join_style="mitre")
         points = [self._agent, target]
@@ -184,13 +184,13 @@ class Pusher:
             points[0] = _xy(shapely.shortest_line(free, Point(self._agent)).coords[0])
         corners = [np.array(c) for c in lane.exterior.coords[:-1]]
         points += [c for c in corners if self._floor.contains(Point(c))]
-        places = np.stack(points)
-        pairs = np.stack(np.broadcast_arrays(places[:, None], places[None]), axis=2)  # (n, n, 2 ends, xy)
+        nodes = np.stack(points)
+        pairs = np.stack(np.broadcast_arrays(nodes[:, None], nodes[None]), axis=2)  # (n, n, 2 ends, xy)
         lengths = np.linalg.norm(pairs[:, :, 0] - pairs[:, :, 1], axis=-1)
-        lengths[shapely.intersects(obstacle, shapely.linestrings(pairs))] = 0.0  # no way
+        lengths[shapely.intersects(obstacle, shapely.linestrings(pairs))] = 0.0  # no edge
         _, came_from = dijkstra(lengths, directed=False, indices=0, return_predecessors=True)
         path, at = [], 1
-        while at >= 0:  # from the target back; it stands alone where there is no way
+        while at >= 0:  # from the target back; only the target if there is no path
             path.append(points[at])
             at = int(came_from[at])
         return path[::-1]
@@ -199,7 +199,7 @@ class Pusher:
         return _xy(self._block.centroid)
 
     def _beyond_walls(self, shift: np.ndarray) -> float:
-        """How far the block, shifted, reaches past the margin."""
+        """How far the shifted block extends past the margin, in px."""
         x0, y0, x1, y1 = self._block.bounds
         dx, dy = shift
         margin = self.settings.block_margin
@@ -215,7 +215,7 @@ def block_shape(env: Any) -> Polygon:
     return orient(shapely.union_all(parts))
 
 
-def place(shape: Polygon, pose: np.ndarray) -> Polygon:
+def move_shape(shape: Polygon, pose: np.ndarray) -> Polygon:
     """The outline at a pose (x, y, angle)."""
     x, y, angle = (float(v) for v in pose)
     c, s = math.cos(angle), math.sin(angle)

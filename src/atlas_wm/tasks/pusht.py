@@ -1,4 +1,4 @@
-"""PushT: a blue disc pushes a grey T. 2-D, actions are displacements that the disc is drawn towards."""
+"""PushT: a blue disc pushes a grey T. 2-D; actions are target displacements of the disc."""
 
 from dataclasses import asdict
 from typing import Any
@@ -9,19 +9,19 @@ import numpy as np
 from atlas_wm.tasks.base import Columns, Task
 from atlas_wm.tasks.pusher import Pusher, PusherSettings
 
-SUCCESS_RADIUS = 20.0  # px, over agent and block together; this and the next are the environment's own constants
+SUCCESS_RADIUS = 20.0  # px, over agent and block together; this and the next are the environment's constants
 SUCCESS_ANGLE = np.pi / 9
-BLOCK_STARTS = 125.0, 395.0  # px; from the environment's 100 to 400 the block would vary more than published
-# Agent and block apart from each other and from the walls.
+BLOCK_STARTS = 125.0, 395.0  # px; the environment's 100 to 400 vary more than the published data
+# Agent and block do not touch each other or the walls.
 APART = np.array([60.0, 60.0, 256.0, 256.0, 0.0, 0.0, 0.0])
 
 
 class PushT(Task):
     """The state is (agent x, y, block x, y, block angle in [0, 2π), agent velocity x, y).
 
-    Demonstrations bring the block to the green T in 50 to 250 rows and have the moments of the published ones
-    (docs/notes/pusht-demonstrations.md). The environment draws a random goal for each episode and ends it if that
-    happens to be reached; the pusher does not aim at that goal.
+    Demonstrations push the block to the green T in 50 to 250 rows and match the moments of the published data
+    (docs/notes/pusht-demonstrations.md). The environment draws a random goal for each episode and terminates if it
+    is reached by chance; the pusher does not aim for it.
     """
 
     name = "pusht"
@@ -35,11 +35,11 @@ class PushT(Task):
     def make_env(self) -> gym.Env:
         env = super().make_env()
         space: Any = env.unwrapped.variation_space  # type: ignore[attr-defined]
-        for part in space.values():  # plain numbers here make gymnasium warn at every reset
+        for part in space.values():  # plain numbers make gymnasium warn at every reset
             for box in part.values():
                 if isinstance(box, gym.spaces.Box):
                     box.set_init_value(np.asarray(box.init_value, box.dtype))  # type: ignore[attr-defined]
-        start = space["block"]["start_position"]  # as drawn for demonstrations; evaluation resets to given states
+        start = space["block"]["start_position"]  # for demonstrations only: evaluation resets to given states
         start.low[:], start.high[:] = BLOCK_STARTS
         return env
 
@@ -50,7 +50,7 @@ class PushT(Task):
         return Pusher(env, seed)
 
     def columns(self, env: gym.Env, info: dict[str, Any]) -> Columns:
-        """What stable-worldmodel's collection stores, without its goal image in every row."""
+        """The columns of stable-worldmodel's own collection, without the goal image."""
         agent, velocity, block = (
             np.asarray(info[key], np.float64) for key in ("pos_agent", "vel_agent", "block_pose")
         )
@@ -62,29 +62,28 @@ class PushT(Task):
         }
 
     def reset(self, env: gym.Env, state: np.ndarray, goal_state: np.ndarray) -> None:
-        """Put agent and block exactly there, in the middle of a push too.
+        """Set agent and block exactly, even during a push.
 
-        The environment's own ``_set_state`` takes a physics step after setting, by which the agent drifts. Here the
-        agent is set back by that step first, so that it arrives where it should, and the step leaves what no state
-        column has: the contact of agent and block and the velocity it gives the block (which lasts for one physics
-        step: the space is damped to rest). Contacts are even drawn, as a red dot of a few pixels.
+        The environment's ``_set_state`` takes a physics step after it sets the state, so the agent drifts. Here the
+        agent starts one step earlier and the step moves it to its position. The step also restores what the state
+        columns do not contain: the contact of agent and block, and the velocity the contact gives the block for one
+        physics step. Contacts are visible in frames as a red dot of a few pixels.
 
-        Frames are those of the row, pixel by pixel. The recorded actions lead along the recorded states up to
-        rounding (1e-12 px) as long as the block is at no wall; squeezed between agent and wall, it may go another
-        way, because there the physics magnify any difference.
+        Frames equal the recorded ones. The recorded actions reproduce the recorded states up to rounding (1e-12 px)
+        unless the block touches a wall: between agent and wall, the physics amplify any difference.
         """
         state, goal_state = np.asarray(state, np.float64), np.asarray(goal_state, np.float64)
         env.reset(seed=0, options={"state": APART, "goal_state": goal_state})
         inner: Any = env.unwrapped
-        for _ in range(3):  # the physics remember contacts, here those of the goal, for as many steps
+        for _ in range(3):  # the physics remember contacts, here those of the goal, for three steps
             inner.space.step(inner.dt)
         agent, block, velocity = inner.agent, inner.block, state[5:7]
         agent.position, agent.velocity = (state[:2] - velocity * inner.dt).tolist(), velocity.tolist()
         block.angle = float(state[4])
-        block.position = state[2:4].tolist()  # after the angle, which turns about the centre of mass
+        block.position = state[2:4].tolist()  # after the angle, which rotates about the centre of mass
         block.velocity, block.angular_velocity = (0.0, 0.0), 0.0
         inner.space.step(inner.dt)
-        agent.position = state[:2].tolist()  # the same but for rounding
+        agent.position = state[:2].tolist()  # equal up to rounding
         inner.space.reindex_shapes_for_body(agent)
 
     def state(self, env: gym.Env) -> np.ndarray:

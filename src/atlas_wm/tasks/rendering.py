@@ -1,4 +1,4 @@
-"""Which OpenGL backend MuJoCo draws with: one call picks one that works, ``MUJOCO_GL`` overrides."""
+"""Choose an OpenGL backend for MuJoCo that works on this machine; ``MUJOCO_GL`` overrides the choice."""
 
 import functools
 import os
@@ -7,12 +7,12 @@ import sys
 
 from atlas_wm.errors import UserError
 
-BACKENDS = ("egl", "osmesa")  # of Linux, in the order they are tried; both work without a display
-NATIVE = "native"  # what macOS and Windows bring: MUJOCO_GL is left alone there
+BACKENDS = ("egl", "osmesa")  # on Linux, tried in this order; both work without a display
+NATIVE = "native"  # macOS and Windows: MUJOCO_GL is not set there
 OFF = ("disable", "disabled", "off", "false", "0")
-TIMEOUT = 20.0  # seconds for one try; it takes about one
+TIMEOUT = 20.0  # seconds for one attempt, which takes about one
 
-# A red box seen from above: the image must have red in it, and not be all of one colour.
+# A red box seen from above. The image must contain red and more than one colour.
 _TRY = """
 import mujoco
 model = mujoco.MjModel.from_xml_string(
@@ -30,9 +30,9 @@ assert (red - green).max() > 50 and red.min() < red.max(), "the image is blank"
 
 @functools.cache
 def pick_renderer() -> str | None:
-    """The backend that draws here: ``MUJOCO_GL`` where it is set, else EGL, else OSMesa; None where none does.
+    """The backend that works on this machine: ``MUJOCO_GL`` if it is set, else EGL, else OSMesa, or None.
 
-    Each is tried for real, in a process of its own, once in the life of this one.
+    Each backend renders a test image in a separate process, once per process.
     """
     return next((backend for backend in candidates() if try_renderer(backend) is None), None)
 
@@ -51,9 +51,9 @@ def candidates() -> tuple[str, ...]:
 
 @functools.cache
 def try_renderer(backend: str, timeout: float = TIMEOUT) -> str | None:
-    """Draw a small scene with ``backend``: None when it works, else why not."""
+    """Render a small scene with ``backend`` → None if it works, else the reason why not."""
     if backend in OFF:
-        return "MUJOCO_GL turns drawing off"
+        return "MUJOCO_GL turns rendering off"
     env = dict(os.environ)
     if backend != NATIVE:
         env["MUJOCO_GL"] = backend
@@ -72,9 +72,9 @@ def try_renderer(backend: str, timeout: float = TIMEOUT) -> str | None:
 
 
 def set_renderer() -> None:
-    """Choose for this process. To be called before MuJoCo is imported: it looks at ``MUJOCO_GL`` only then.
+    """Set ``MUJOCO_GL`` for this process. Call it before MuJoCo is imported, which reads the variable once.
 
-    Where nothing draws, MuJoCo is told so: simulation without frames works, a missing library would break it.
+    If no backend works, rendering is turned off: simulation works without frames, but not with a missing library.
     """
     backend = pick_renderer()
     if backend != NATIVE and "mujoco" not in sys.modules:
@@ -82,16 +82,16 @@ def set_renderer() -> None:
 
 
 def remedy() -> str:
-    """What to do where nothing draws."""
+    """What to install if no backend works."""
     install = (
         "on Debian or Ubuntu `apt-get install libegl1 libgl1 libgl1-mesa-dri` (EGL; with an NVIDIA card the "
         "driver's own) or `apt-get install libosmesa6` (OSMesa)"
     )
     if asked_for():
         return f"MUJOCO_GL={asked_for()} is set: unset it to have one chosen, or install what it needs: {install}"
-    return f"{install}, and leave MUJOCO_GL unset"
+    return f"{install}, and do not set MUJOCO_GL"
 
 
 def require_renderer() -> None:
     if pick_renderer() is None:
-        raise UserError(f"frames are needed, but MuJoCo cannot draw on this machine: {remedy()}")
+        raise UserError(f"MuJoCo cannot render frames on this machine: {remedy()}")

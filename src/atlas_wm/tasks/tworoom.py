@@ -1,4 +1,4 @@
-"""TwoRoom: a red dot has to pass a door to reach the goal. 2-D, actions are velocities."""
+"""TwoRoom: a red dot passes a door to reach the goal. 2-D; actions are velocities."""
 
 from typing import Any, NamedTuple
 
@@ -11,9 +11,9 @@ from atlas_wm.images import reduce_frames
 from atlas_wm.tasks.base import Columns, Task
 
 SUCCESS_RADIUS = 16.0  # px; the environment's own constant
-# Beyond this distance the dot's share is at most 2^-25 and leaves every pixel as it was, in float32.
+# px; farther away the dot has a weight of at most 2^-25, which changes no pixel in float32.
 DOT_REACH = 42
-CHUNK = 32  # images drawn at once: what fits the cache
+CHUNK = 32  # images drawn at once; they fit into the CPU cache
 
 
 class TwoRoom(Task):
@@ -26,7 +26,7 @@ class TwoRoom(Task):
     novelty_columns = (("pos_agent", "pos_target"), ("state", "goal_state"))
 
     def __init__(self) -> None:
-        self._scene: _Running | None = None
+        self._scene: _Scene | None = None
 
     def demonstrator_settings(self) -> dict[str, Any]:
         return {
@@ -59,31 +59,31 @@ class TwoRoom(Task):
         return self.distance(state, goal_state) < SUCCESS_RADIUS
 
     def draw(self, states: np.ndarray, size: int) -> Tensor:
-        self._scene = self._scene or _look_at(self.make_env())
+        self._scene = self._scene or _read_scene(self.make_env())
         chunks = range(0, len(states), CHUNK)
         return torch.cat([_draw(self._scene, states[i : i + CHUNK], size) for i in chunks])
 
 
-class _Running(NamedTuple):
-    """What the image is made of. Colour channels that are alike are kept, and computed, once."""
+class _Scene(NamedTuple):
+    """The parts of an image. Equal colour channels are stored and computed once."""
 
     room: Tensor  # (c, H, W) uint8, without the dot
     colour: Tensor  # (c, 1, 1) of the dot
     std: float  # px, of the dot
-    channels: list[int]  # where red, green and blue are found among the c
+    channels: list[int]  # the index among the c of red, green and blue
 
 
-def _draw(scene: _Running, states: np.ndarray, size: int) -> Tensor:
-    """The empty room with the dot blended in. Only the neighbourhood of the dot is computed, with the
-    environment's own arithmetic, pixel by pixel (tests compare whole images for equality)."""
+def _draw(scene: _Scene, states: np.ndarray, size: int) -> Tensor:
+    """Blend the dot into the empty room. Only pixels near the dot are computed, with the environment's arithmetic:
+    images equal rendered ones (tests compare them)."""
     full, count = scene.room.shape[-1], len(states)
     factor = full // size if full % size == 0 else 1  # blocks of factor² pixels become one
     side = min(full, -(-(2 * DOT_REACH + 1) // factor) * factor + factor)
     position = torch.from_numpy(np.ascontiguousarray(states[:, :2], dtype=np.float32))  # (N, xy)
     cell = ((position - DOT_REACH).floor().long() // factor).clamp(0, (full - side) // factor)
 
-    place = cell[:, :, None] * factor + torch.arange(side)  # (N, xy, side) pixels near the dot
-    dx, dy = (place - position[:, :, None]).square().unbind(1)
+    pixels = cell[:, :, None] * factor + torch.arange(side)  # (N, xy, side) pixels near the dot
+    dx, dy = (pixels - position[:, :, None]).square().unbind(1)
     dot = torch.exp(-(dx[:, None, :] + dy[:, :, None]) / (2.0 * scene.std * scene.std))  # rows are y
     alpha = (dot / dot.amax(dim=(1, 2), keepdim=True))[:, None]
     windows = scene.room.unfold(1, side, factor).unfold(2, side, factor)  # (c, y cell, x cell, side, side)
@@ -99,7 +99,7 @@ def _draw(scene: _Running, states: np.ndarray, size: int) -> Tensor:
     return reduce_frames(frames[:, scene.channels], size)
 
 
-def _look_at(env: gym.Env) -> _Running:
+def _read_scene(env: gym.Env) -> _Scene:
     env.reset(seed=0)
     inner: Any = env.unwrapped
     room = inner._render_frame(agent_pos=torch.tensor([-1e4, -1e4]))
@@ -108,5 +108,5 @@ def _look_at(env: gym.Env) -> _Running:
     env.close()
     same = [[bool((room[a] == room[b]).all() and colour[a] == colour[b]) for b in range(3)] for a in range(3)]
     first = [row.index(True) for row in same]
-    kept = sorted(set(first))
-    return _Running(room[kept], colour[kept], std, [kept.index(c) for c in first])
+    distinct = sorted(set(first))
+    return _Scene(room[distinct], colour[distinct], std, [distinct.index(c) for c in first])
