@@ -108,7 +108,7 @@ class CubeEpisodes(gym.Wrapper):
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[Any, dict[str, Any]]:
-        """``options`` are ignored: the scene is a function of the seed. Colours and sizes are the harness' defaults."""
+        """``options`` are ignored: the scene is a function of the seed. Colours and sizes are the defaults."""
         rng, space = np.random.default_rng(seed), self.inner.variation_space
         scene = {**draw_pose(space, "start", rng), **draw_pose(space, "goal", rng)}
         self.inner.np_random = rng
