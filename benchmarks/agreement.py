@@ -21,7 +21,7 @@ from torch import Tensor
 from atlas_wm.config import PlanConfig
 from atlas_wm.models.world_model import WorldModel
 from atlas_wm.parallel.devices import pick_device
-from atlas_wm.plan.cem import cem
+from atlas_wm.plan.cem import CEM
 from atlas_wm.recipes import paper
 from atlas_wm.rng import make_rng
 
@@ -47,7 +47,7 @@ def elites(model: WorldModel, plan: PlanConfig, episodes: int, device: torch.dev
             gaps.append(((other - plain).abs() / plain).max())
             return plain
 
-        cem(cost, start, plan, [make_rng(0, e) for e in range(episodes)])
+        CEM(plan)(cost, start, [make_rng(0, e) for e in range(episodes)])
         found = torch.cat(shared)
         same, mean = 100 * (found == 1).float().mean(), 100 * found.mean()
         table.add_row(str(dtype), f"{same:.1f} %", f"{mean:.1f} %", f"{max(gaps):.1e}")

@@ -1,8 +1,8 @@
-"""Success and time of a run under both planning rules, with a new plan after every K blocks.
+"""Success and time of a run under both planning costs, with a new plan after every K action chunks.
 
-    python benchmarks/replanning.py RUN [--every 5 2 1] [--rules terminal nearest] [--episodes 200] [--seeds 42]
+    python benchmarks/replanning.py RUN [--every 5 2 1] [--costs terminal nearest] [--episodes 200] [--seeds 42]
 
-Every row is ``atlas eval --replan-every K --rule RULE`` on the same episodes, printed as soon as it is known. The
+Every row is ``atlas eval --replan-every K --cost COST`` on the same episodes, printed as soon as it is known. The
 run folder is left as it is. ``--precisions bf16 float32`` compares those as well.
 """
 
@@ -45,8 +45,10 @@ def row_of(report: EvaluationResult) -> list[str]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("run")
-    parser.add_argument("--every", type=int, nargs="+", default=[5, 2, 1], help="blocks before the next plan")
-    parser.add_argument("--rules", nargs="+", default=["terminal", "nearest"])
+    parser.add_argument(
+        "--every", type=int, nargs="+", default=[5, 2, 1], help="action chunks before the next plan"
+    )
+    parser.add_argument("--costs", nargs="+", default=["terminal", "nearest"])
     parser.add_argument("--precisions", nargs="+", default=["auto"])
     parser.add_argument("--episodes", type=int, default=200, help="for each seed")
     parser.add_argument("--seeds", type=int, nargs="+", default=[42])
@@ -59,22 +61,22 @@ def main() -> None:
     plan = read_run(arguments.run)[0].config.plan
     protocol = Protocol(arguments.offset, None, arguments.episodes, tuple(arguments.seeds), arguments.part)
     names = "success, %", f"within {SOON} steps, %", "mean steps", "plans", "ms a plan", "planning, s an episode"
-    console, table = Console(), Table("rule, K, precision", *names)
+    console, table = Console(), Table("cost, K, precision", *names)
     with TemporaryDirectory() as folder:  # results of other evaluations stay in the run folder
         run = shutil.copytree(arguments.run, Path(folder) / "run")
-        for rule, every, precision in product(arguments.rules, arguments.every, arguments.precisions):
+        for cost, every, precision in product(arguments.costs, arguments.every, arguments.precisions):
             (report,) = evaluate(
                 run,
                 [protocol],
                 data_path=arguments.data,
-                plan=replace(plan, rule=rule, execute=every),
+                plan=replace(plan, cost=cost, execute=every),
                 random_floor=False,
                 replay_ceiling=False,
                 films=0,
                 device=arguments.device,
                 precision=precision,
             )
-            cells = f"{rule}, {every}, {precision}", *row_of(report)
+            cells = f"{cost}, {every}, {precision}", *row_of(report)
             table.add_row(*cells)
             print(" | ".join(cells), flush=True)
     console.print(table)

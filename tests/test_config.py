@@ -94,8 +94,17 @@ def test_a_word_that_is_no_choice_is_refused_where_the_config_is_built():
 @pytest.mark.parametrize(
     ("make", "said"),
     [
-        (lambda: EncoderConfig(kind="dino"), "encoder.kind must be 'vit' or 'dinov2', not 'dino'."),
-        (lambda: PlanConfig(rule=None), "plan.rule must be 'terminal' or 'nearest', not None."),
+        (
+            lambda: EncoderConfig(kind="dino"),
+            "encoder.kind must be 'vit' or 'dinov2', or your own as module:Class, not 'dino'.",
+        ),
+        (lambda: PlanConfig(cost=None), "plan.cost must be str, not None"),
+        (
+            lambda: PlanConfig(cost="nearst"),
+            "plan.cost must be 'terminal' or 'nearest', or your own as module:Class",
+        ),
+        (lambda: PlanConfig(options={"k": 1}), "plan.options are for your own plan.cost or plan.solver"),
+        (lambda: EncoderConfig(kind="my:E", options={"k": True}), "encoder.options.'k' must be int | float | str"),
         (lambda: TrainConfig(batch=64.0), "train.batch must be int, not 64.0"),
         (lambda: TrainConfig(batch=True), "train.batch must be int, not True"),
         (lambda: TrainConfig(steps="100"), "train.steps must be int, not '100'"),

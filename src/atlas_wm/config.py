@@ -11,7 +11,8 @@ from typing import Literal
 
 from atlas_wm import __version__
 from atlas_wm.errors import short
-from atlas_wm.settings import check_types, require, within
+from atlas_wm.plan_config import PlanConfig as PlanConfig
+from atlas_wm.settings import Options, check_types, known_or_own, own_names, require, within
 
 RGB = tuple[float, float, float]
 IMAGENET_MEAN: RGB = (0.485, 0.456, 0.406)
@@ -22,14 +23,19 @@ IMAGENET_STD: RGB = (0.229, 0.224, 0.225)
 MOST_WIDTH, MOST_HIDDEN, MOST_DEPTH, MOST_HEADS, MOST_STEPS, MOST_SEED = 2**16, 2**20, 128, 1024, 1024, 2**63 - 1
 MOST_ACTIONS, MOST_SIDE = 4096, 2**20  # coordinates of an action; pixels
 FORMAT = 3  # of run folders
+# The parts of this package by name; any other part is your own class, as module:Class (docs/own-model.md).
+ENCODER_KINDS, PREDICTOR_KINDS = ("vit", "dinov2"), ("causal", "prefix", "patch")
 
 
 @dataclass(frozen=True)
 class EncoderConfig:
     """The ViT. Defaults: ViT-Tiny with patch 14, trained from scratch."""
 
-    kind: Literal["vit", "dinov2"] = "vit"
-    """vit: trained, its projected CLS token is the latent. dinov2: frozen, its patch tokens are the latent."""
+    kind: str = "vit"
+    """vit: trained, its projected CLS token is the latent. dinov2: frozen, its patch tokens are the latent. Or your
+    own Encoder as module:Class (docs/own-model.md)."""
+    options: Options = field(default_factory=dict)
+    """Settings of your own encoder, by name."""
     weights: str | None = None
     """Pretrained weights of a dinov2 encoder: a .safetensors or .pth file. None: from the hub."""
     image_size: int = 224
@@ -57,41 +63,51 @@ class EncoderConfig:
     def patches(self) -> int:
         return (self.image_size // self.patch_size) ** 2
 
+    @property
+    def frozen(self) -> bool:
+        """Its patch tokens are the latent, and it is not trained."""
+        return self.kind == "dinov2"
+
     def __post_init__(self) -> None:
         check_types("encoder.", self)
+        known_or_own("encoder.", self, "kind", ENCODER_KINDS)
         within("encoder.", self, 1, 4096, "image_size", "patch_size")
         within("encoder.", self, 1, MOST_WIDTH, "width")
         within("encoder.", self, 1, MOST_DEPTH, "depth")
         within("encoder.", self, 1, MOST_HEADS, "heads")
         within("encoder.", self, 1e-3, 1e3, "mlp_ratio")
         within("encoder.", self, 0, 1, "norm_eps")
+        own = self.kind not in ENCODER_KINDS  # which may use none of the sizes below
         require(
-            self.image_size % self.patch_size == 0,
+            own or self.image_size % self.patch_size == 0,
             f"encoder.image_size {self.image_size} is not a multiple of encoder.patch_size {self.patch_size}",
         )
         require(
-            self.width % self.heads == 0,
+            own or self.width % self.heads == 0,
             f"encoder.width {self.width} is not divisible by encoder.heads {self.heads}",
         )
         require(
-            self.positions != "sincos" or self.width % 4 == 0,
+            own or self.positions != "sincos" or self.width % 4 == 0,
             f"encoder.positions 'sincos' needs a width divisible by 4, not {self.width}",
         )
         require(all(math.isfinite(v) for v in self.pixel_mean), "encoder.pixel_mean must be finite")
         require(all(0 < v < math.inf for v in self.pixel_std), "encoder.pixel_std must be positive and finite")
         require(
-            self.weights is None or self.kind == "dinov2",
-            "encoder.weights are for encoder.kind dinov2: a vit encoder is trained from scratch",
+            self.weights is None or self.frozen,
+            "encoder.weights are for encoder.kind dinov2: other encoders are trained from scratch",
         )
+        require(own or not self.options, f"encoder.options are for your own encoder, not for {self.kind}")
 
 
 @dataclass(frozen=True)
 class PredictorConfig:
     """The latent dynamics. Defaults: LeWM's causal Transformer, conditioned on actions by AdaLN-zero."""
 
-    kind: Literal["causal", "prefix", "patch"] = "causal"
+    kind: str = "causal"
     """causal: one step after the other (LeWM). prefix: every action prefix at once (FAST-WM). patch: over the
-    patch tokens of a frozen encoder (DINO-WM)."""
+    patch tokens of a frozen encoder (DINO-WM). Or your own Predictor as module:Class (docs/own-model.md)."""
+    options: Options = field(default_factory=dict)
+    """Settings of your own predictor, by name."""
     width: int = 192
     """Width of a token."""
     depth: int = 6
@@ -105,17 +121,22 @@ class PredictorConfig:
     dropout: float = 0.1
     """Dropout probability in training."""
     positions_std: float = 1.0
-    """Start of the learned position embedding. LeWM's is 1; a narrow predictor drowns in that."""
+    """Initial standard deviation of the learned position embedding. LeWM uses 1; narrow predictors need less."""
     prefixes: int = 5
-    """kind prefix: blocks of the longest action prefix, and so of the longest plan."""
+    """kind prefix: action chunks in the longest prefix, and so in the longest plan."""
     prefix_depth: int = 3
-    """kind prefix: the causal Transformer that encodes action prefixes, and its sizes."""
+    """kind prefix: depth and sizes of the causal Transformer that encodes action prefixes."""
     prefix_heads: int = 6
     prefix_head_dim: int = 32
     prefix_mlp: int = 768
 
     def __post_init__(self) -> None:
         check_types("predictor.", self)
+        known_or_own("predictor.", self, "kind", PREDICTOR_KINDS)
+        require(
+            self.kind not in PREDICTOR_KINDS or not self.options,
+            f"predictor.options are for your own predictor, not for {self.kind}",
+        )
         within("predictor.", self, 1, MOST_WIDTH, "width", "mlp", "prefix_mlp")
         within("predictor.", self, 1, MOST_DEPTH, "depth", "prefix_depth")
         within("predictor.", self, 1, MOST_HEADS, "heads", "head_dim", "prefix_heads", "prefix_head_dim")
@@ -139,7 +160,7 @@ class ModelConfig:
     history: int = 3
     """Frames the predictor sees."""
     frameskip: int = 5
-    """Environment steps per model step: one model action is a block of this many actions."""
+    """Environment steps per model step: the model takes actions in chunks of this many."""
     inverse_hidden: int = 0
     """Hidden width of an inverse-dynamics head on (z_{t+1}, z_t), for objective.inverse; 0: none."""
 
@@ -150,9 +171,13 @@ class ModelConfig:
         within("model.", self, 1, MOST_HIDDEN, "hidden", "action_hidden")
         within("model.", self, 0, MOST_HIDDEN, "inverse_hidden")
         require(
-            (self.encoder.kind == "dinov2") == (self.predictor.kind == "patch"),
+            self.predictor.kind not in PREDICTOR_KINDS or self.encoder.frozen == (self.predictor.kind == "patch"),
             "encoder.kind dinov2 and predictor.kind patch belong together",
         )
+
+    @property
+    def own_parts(self) -> dict[str, str]:
+        return own_names(encoder=self.encoder.kind, predictor=self.predictor.kind)
 
     @property
     def clip_frames(self) -> int:
@@ -166,7 +191,7 @@ class ModelConfig:
     @property
     def latent_shape(self) -> tuple[int, ...]:
         """Of the latent of one frame: (d,), or (K, w) for patch tokens."""
-        if self.encoder.kind == "dinov2":
+        if self.encoder.frozen:
             return (self.encoder.patches, self.encoder.width)
         return (self.latent,)
 
@@ -282,51 +307,16 @@ class TrainConfig:
 
 
 @dataclass(frozen=True)
-class PlanConfig:
-    """Cross-entropy method over blocks of standardised actions."""
-
-    candidates: int = 300
-    iterations: int = 30
-    elites: int = 30
-    horizon: int = 5
-    """Blocks looked ahead."""
-    execute: int = 5
-    """Blocks executed before planning again. Fewer than the horizon pay with the rule nearest only."""
-    rule: Literal["terminal", "nearest"] = "terminal"
-    """terminal: a plan costs what its end is away from the goal, and begins from nothing (the paper). nearest: what
-    the nearest of its steps is away, and it begins with what the last plan left over."""
-    candidate_chunk: int | None = None
-    """Most candidates rolled out at once, over all episodes planned together; bounds memory. None: all."""
-    clip_actions: bool = True
-    """Clip the actions of a plan to the bounds stored with the run; False: return what the search found (the
-    paper). Candidates are never clipped."""
-
-    def __post_init__(self) -> None:
-        check_types("plan.", self)
-        within("plan.", self, 1, 1e6, "candidates", "iterations", "horizon")
-        require(
-            2 <= self.elites <= self.candidates,
-            f"plan.elites must lie between 2 and plan.candidates ({self.candidates}), not {self.elites}",
-        )
-        require(
-            1 <= self.execute <= self.horizon,
-            f"plan.execute must lie between 1 and plan.horizon ({self.horizon}), not {self.execute}",
-        )
-        require(self.candidate_chunk is None or self.candidate_chunk >= 1, "plan.candidate_chunk must be >= 1")
-
-    @property
-    def replanning(self) -> str:
-        """How it differs from the paper's way to replan, for the names of files; empty where it does not."""
-        rule = "" if self.rule == "terminal" else f"_{self.rule}"
-        return rule + ("" if self.execute == self.horizon else f"_replan{self.execute}")
-
-
-@dataclass(frozen=True)
 class RunConfig:
     model: ModelConfig = field(default_factory=ModelConfig)
     objective: ObjectiveConfig = field(default_factory=ObjectiveConfig)
     train: TrainConfig = field(default_factory=TrainConfig)
     plan: PlanConfig = field(default_factory=PlanConfig)
+
+    @property
+    def own_parts(self) -> dict[str, str]:
+        """The parts that are your own classes, as module:Class, by what they are."""
+        return self.model.own_parts | self.plan.own_parts
 
     def __post_init__(self) -> None:
         check_types("", self)
@@ -335,7 +325,7 @@ class RunConfig:
             "objective.inverse needs the head model.inverse_hidden (PLDM: 512)",
         )
         require(
-            self.model.encoder.kind == "vit" or set(self.objective.weights) == {"prediction"},
+            not self.model.encoder.frozen or set(self.objective.weights) == {"prediction"},
             "a frozen encoder has nothing to regularise: only objective.prediction may have a weight",
         )
         require(

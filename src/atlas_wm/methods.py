@@ -1,6 +1,7 @@
-"""The methods of the paper, as rows of one table: encoder, predictor, weighted loss terms, and what else differs.
+"""The methods of the paper, as rows of one table: encoder, predictor, weighted loss terms, training, planning.
 
-The four arms of the 2×2 ablation and PLDM differ in nothing but the weights. Your own row: docs/own-method.md.
+The four arms of the 2×2 ablation and PLDM differ only in the weights of loss terms. Your own row:
+docs/own-method.md (loss terms) and docs/own-model.md (encoder, predictor, planning cost, solver).
 """
 
 from dataclasses import dataclass, field
@@ -20,6 +21,9 @@ from atlas_wm.plugins import import_named
 
 @dataclass(frozen=True)
 class Method:
+    """One row. Your own parts are named in it as module:Class: ``encoder=EncoderConfig(kind=…)``,
+    ``predictor=PredictorConfig(kind=…)``, ``plan=PlanConfig(cost=…, solver=…)``."""
+
     summary: str
     objective: ObjectiveConfig
     encoder: EncoderConfig = field(default_factory=EncoderConfig)
@@ -30,7 +34,7 @@ class Method:
 
     @property
     def run_config(self) -> RunConfig:
-        """The run of the paper with this method, but for what ``plan`` says of clipped actions."""
+        """The paper's run with this method; ``plan`` decides whether actions are clipped."""
         return RunConfig(ModelConfig(self.encoder, self.predictor), self.objective, self.train, self.plan)
 
 
@@ -85,8 +89,10 @@ def get_method(name: str) -> Method:
         method = import_named("method", name)
         if not isinstance(method, Method):
             raise UserError(f"{name} is a {type(method).__name__}, not an atlas_wm.methods.Method")
-        for term in method.objective.extra:  # a wrong name shows now, not after the data was read
+        for term in method.objective.extra:  # a wrong name is an error now, not after the data was read
             import_named("loss term", term)
+        for part, own in method.run_config.own_parts.items():
+            import_named(part, own)
         return method
     if name not in METHODS:
         raise unknown("method", name, METHODS)

@@ -25,7 +25,7 @@ def demo(method: str) -> RunConfig:
     """Minutes on a laptop: 0.27 M parameters, 32×32 frames, 800 steps, CEM with 10 iterations, actions clipped."""
     base = paper(method)
     weights: dict[str, Any] = {name: w for name, w in DEMO_WEIGHTS.items() if getattr(base.objective, name) > 0}
-    if base.model.encoder.kind == "vit":
+    if not base.model.encoder.frozen:
         encoder = replace(
             base.model.encoder,
             image_size=32,

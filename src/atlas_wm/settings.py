@@ -1,13 +1,16 @@
 """Settings as frozen dataclasses: checked when they are made, and read from files as strictly."""
 
 import dataclasses
+import re
 import sys
+from collections.abc import Sequence
 from types import UnionType
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from atlas_wm.errors import SettingError, UserError, did_you_mean, short, unknown
 
 T = TypeVar("T")
+Options = dict[str, int | float | str]  # settings of your own parts, by name
 MOST_FLOAT = sys.float_info.max  # what is larger is infinite, or no float at all; NaN compares as neither
 
 
@@ -31,6 +34,21 @@ def within(where: str, config: Any, low: float, high: float, *names: str) -> Non
     for name in names:
         value = getattr(config, name)
         require(low <= value <= high, f"{where}{name} must lie between {low:g} and {high:g}, not {short(value)}")
+
+
+def known_or_own(where: str, config: Any, name: str, known: Sequence[str]) -> None:
+    """The setting names one of the known parts, or a class of your own as ``module:Class``."""
+    value = getattr(config, name)
+    require(
+        value in known or re.fullmatch(r"[\w.]+:\w+", value) is not None,
+        f"{where}{name} must be {' or '.join(map(repr, known))}, or your own as module:Class, not {short(value)}."
+        f"{did_you_mean(value, known)}",
+    )
+
+
+def own_names(**named: str) -> dict[str, str]:
+    """Of parts by what they are, those that name a class of your own."""
+    return {part: name for part, name in named.items() if ":" in name}
 
 
 def to_dict(config: Any) -> dict[str, Any]:
@@ -65,9 +83,12 @@ def _parse(hint: Any, value: Any, where: str) -> Any:
         names = " or ".join(repr(name) for name in get_args(hint))
         raise UserError(f"{where} must be {names}, not {short(value)}.{did_you_mean(value, get_args(hint))}")
     if origin in (Union, UnionType):
-        if value is None:
+        if value is None and type(None) in get_args(hint):
             return None
-        return _parse(next(a for a in get_args(hint) if a is not type(None)), value, where)
+        choices = [a for a in get_args(hint) if a is not type(None)]
+        exact = choices if len(choices) == 1 else [a for a in choices if type(value) is a]
+        if exact:
+            return _parse(exact[0], value, where)
     if origin in (list, tuple) and get_args(hint)[1:] in ((), (...,)) and isinstance(value, (list, tuple)):
         return origin(_parse(get_args(hint)[0], v, f"{where}[{i}]") for i, v in enumerate(value))
     if origin is tuple and isinstance(value, (list, tuple)) and len(value) == len(get_args(hint)):

@@ -100,7 +100,7 @@ def test_settings_that_contradict_the_weights_are_named(config, message, small, 
 @pytest.mark.parametrize(
     ("config", "message"),
     [
-        (paper("dino-wm").model, "patch tokens of a frozen encoder"),
+        (paper("dino-wm").model, "its encoder is of kind dinov2, LeWM's is a ViT"),
         (paper("fast-wm").model, "kind prefix, LeWM's is causal"),
         (demo("lewm").model, "predictor is 64 wide and its latent 32"),
         (replace(OWN, action_hidden=100), "no multiple"),

@@ -55,7 +55,7 @@ def test_an_episodes_result_is_the_same_in_the_reverse_order(worker, rows, toget
 
 
 def test_what_a_plan_leaves_for_the_next_one_stays_in_its_episode(run_folder, dataset_path, tiny_config, rows):
-    plan = replace(tiny_config.plan, execute=1, rule="nearest")
+    plan = replace(tiny_config.plan, execute=1, cost="nearest")
     replanning = Worker(Setup(str(run_folder), "tworoom", str(dataset_path), plan, "cpu"))
     some = rows[:6]
     expected = run(replanning, "model", some, 6)

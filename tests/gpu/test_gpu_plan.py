@@ -9,7 +9,7 @@ import pytest
 import torch
 from on_device import DEVICE, FLOAT32, config_of, images, random_model
 
-from atlas_wm.plan.cem import cem
+from atlas_wm.plan.cem import CEM
 from atlas_wm.plan.planner import Planner
 from atlas_wm.rng import make_rng
 
@@ -46,18 +46,18 @@ def test_in_float32_the_kernels_choose_the_elites_of_the_plain_rollout(recipe):
             swapped.extend(float((row[i] - last).abs() / last) for i in set(mine) - set(theirs))
         return plain
 
-    cem(cost, torch.zeros(8, plan.horizon, 10, device=DEVICE), plan, [make_rng(0, e) for e in range(8)])
+    CEM(plan)(cost, torch.zeros(8, plan.horizon, 10, device=DEVICE), [make_rng(0, e) for e in range(8)])
     assert max(gaps) < 1e-5
     assert len(swapped) <= 2 and all(gap < 1e-6 for gap in swapped)  # of 8 · 8 · 30
 
 
-@pytest.mark.parametrize(("recipe", "rule"), [("demo", "terminal"), ("demo", "nearest"), ("paper", "terminal")])
+@pytest.mark.parametrize(("recipe", "cost"), [("demo", "terminal"), ("demo", "nearest"), ("paper", "terminal")])
 @torch.inference_mode()
-def test_in_float32_the_captured_search_is_the_plain_one_from_the_same_noise(recipe, rule):
+def test_in_float32_the_captured_search_is_the_plain_one_from_the_same_noise(recipe, cost):
     from atlas_wm.kernels.cem import draw_candidates
     from atlas_wm.plan.captured import CapturedSearch
 
-    model, plan = model_and_plan(recipe, iterations=3, rule=rule)
+    model, plan = model_and_plan(recipe, iterations=3, cost=cost)
     frames, goals = frames_and_goals(model, 3)
     start, keys = torch.zeros(3, plan.horizon, 10, device=DEVICE), [11, 2**62 + 12, 13]
     found = CapturedSearch(model, plan, torch.float32)(frames, goals, keys, start)
@@ -68,7 +68,7 @@ def test_in_float32_the_captured_search_is_the_plain_one_from_the_same_noise(rec
         number = torch.tensor([i], device=DEVICE)
         candidates = draw_candidates(mean.contiguous(), std.contiguous(), key, number, plan.candidates)
         distances = model.distance(model.rollout(z, candidates), z_goal[:, None, None])
-        costs = distances.amin(dim=-1) if rule == "nearest" else distances[..., -1]
+        costs = distances.amin(dim=-1) if cost == "nearest" else distances[..., -1]
         best = costs.topk(plan.elites, dim=1, largest=False).indices
         elites = torch.stack([c[b] for c, b in zip(candidates, best, strict=True)])
         mean, std = elites.mean(dim=1), elites.std(dim=1)

@@ -17,7 +17,7 @@ def small_predictor(dropout: float = 0.0) -> CausalPredictor:
     config = demo("atlas").model
     size = replace(config.predictor, width=24, depth=2, heads=2, head_dim=16, mlp=40, dropout=dropout)
     torch.manual_seed(0)
-    predictor = CausalPredictor(replace(config, latent=24, predictor=size), action_block=10).train()
+    predictor = CausalPredictor(replace(config, latent=24, predictor=size), action_chunk=10).train()
     for parameter in predictor.parameters():
         torch.nn.init.normal_(parameter, std=0.3)
     return predictor

@@ -196,7 +196,7 @@ def test_the_end_of_a_plan_costs_the_pointwise_blocks_one_prefix_and_one_pass(pr
 
 @pytest.mark.parametrize("verb", ["rollout", "terminal"])
 def test_a_plan_longer_than_the_longest_prefix_is_refused(prefix, verb):
-    with pytest.raises(UserError, match=r"5 action blocks are more than the 4 .*--model\.predictor\.prefixes"):
+    with pytest.raises(UserError, match=r"5 action chunks are more than the 4 .*--model\.predictor\.prefixes"):
         getattr(prefix, verb)(normal(2, LATENT), normal(2, 3, 5, ACTION))
 
 
@@ -267,7 +267,7 @@ def test_linear_dynamics_are_learned(kind, one_thread):
     sizes = replace(config.predictor, width=32, mlp=64, prefix_depth=2, dropout=0.0, positions_std=0.02)
     config = replace(config, predictor=sizes, hidden=64)
     torch.manual_seed(0)
-    predictor, world = PREDICTORS[kind](config, action_block=2), LinearWorld(config.latent_shape)
+    predictor, world = PREDICTORS[kind](config, action_chunk=2), LinearWorld(config.latent_shape)
     fresh = world.clips(1000, config.clip_frames - 1, make_rng(2))
 
     @torch.no_grad()

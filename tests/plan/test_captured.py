@@ -17,6 +17,7 @@ from atlas_wm.models.world_model import WorldModel
 from atlas_wm.plan import captured
 from atlas_wm.plan import planner as planner_module
 from atlas_wm.plan.captured import CapturedSearch, padded
+from atlas_wm.plan.costs import make_cost
 from atlas_wm.plan.planner import Planner
 from atlas_wm.recipes import demo
 from atlas_wm.rng import make_rng
@@ -139,7 +140,8 @@ def test_it_finds_what_the_plain_search_finds_and_notices_new_weights(search, ke
 
 
 def test_the_nearest_step_from_a_start_in_chunks(search, kernels, demo_model):
-    search.config = replace(TINY, rule="nearest")
+    search.config = replace(TINY, cost="nearest")
+    search.cost = make_cost(search.config)
     search.most = 4  # of 6 candidates
     frames, goals = torch.randint(0, 256, (2, 1, 3, 32, 32), dtype=torch.uint8, generator=make_rng(0))
     start = torch.randn(1, 2, 10, generator=make_rng(1))

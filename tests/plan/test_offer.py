@@ -41,8 +41,8 @@ class Terminal(CausalPredictor):
 class OneMoreHead(CausalPredictor):
     """Trains something beside, and plans as it did."""
 
-    def __init__(self, config, action_block):
-        super().__init__(config, action_block)
+    def __init__(self, config, action_chunk):
+        super().__init__(config, action_chunk)
         self.reward = nn.Linear(config.latent, 1)
 
 

@@ -6,8 +6,8 @@ import torch
 
 from atlas_wm.config import PlanConfig
 from atlas_wm.plan import planner as module
-from atlas_wm.plan.cem import Solution
 from atlas_wm.plan.planner import Planner, dtype_of
+from atlas_wm.plan.solver import Solution, Solver
 from atlas_wm.rng import make_rng
 
 QUICK = PlanConfig(candidates=20, iterations=3, elites=5, horizon=4, execute=3)
@@ -56,14 +56,15 @@ def test_the_same_seed_gives_the_same_plan_and_another_seed_another(planner):
     assert not np.array_equal(plan.actions, planner.plan(image(), image(seed=1), seed=1).actions)
 
 
-def test_candidates_are_ranked_by_the_squared_distance_of_their_last_latent(planner, demo_model, monkeypatch):
+def test_candidates_are_ranked_by_the_squared_distance_of_their_last_latent(planner, demo_model):
     candidates, costs = torch.randn(1, 6, 4, 10, generator=make_rng(0)), []
 
-    def capture(cost, *_):
-        costs.append(cost(candidates))
-        return Solution(candidates[:, 0], torch.zeros(1), torch.zeros(1, 1))
+    class Capture(Solver):
+        def __call__(self, cost, start, rngs):
+            costs.append(cost(candidates))
+            return Solution(candidates[:, 0], torch.zeros(1, 1))
 
-    monkeypatch.setattr(module, "cem", capture)
+    planner.solver = Capture(QUICK)
     planner.plan(image(), image(seed=1))
     with torch.no_grad():
         z, goal = (demo_model.encode(channels_first(image(seed=s))) for s in (0, 1))
@@ -95,16 +96,21 @@ def test_latents_are_what_the_model_imagines_for_the_actions(demo_model):
     np.testing.assert_allclose(plan.latents, imagined[0, 0].numpy(), atol=1e-4)
 
 
-def test_actions_leave_standardised_space_in_the_order_block_step_coordinate(planner, monkeypatch):
+def test_actions_leave_standardised_space_in_the_order_chunk_step_coordinate(planner):
     mean = torch.arange(4 * 10.0).reshape(1, 4, 10) / 10
-    monkeypatch.setattr(module, "cem", lambda *_: Solution(mean, torch.zeros(1), torch.zeros(1, 1)))
+
+    class Known(Solver):
+        def __call__(self, cost, start, rngs):
+            return Solution(mean, torch.zeros(1, 1))
+
+    planner.solver = Known(QUICK)
     actions = planner.plan(image(), image(seed=1)).actions
-    assert actions.shape == (3 * 5, 2)  # 3 of the 4 blocks are executed
-    for block in range(3):
+    assert actions.shape == (3 * 5, 2)  # 3 of the 4 chunks are executed
+    for chunk in range(3):
         for step in range(5):
-            a, b = mean[0, block, 2 * step : 2 * step + 2].tolist()
+            a, b = mean[0, chunk, 2 * step : 2 * step + 2].tolist()
             expected = (a * 0.5 + 3.0, b * 2.0 - 1.0)  # the normaliser of the fixture
-            assert actions[5 * block + step] == pytest.approx(expected, abs=1e-5)
+            assert actions[5 * chunk + step] == pytest.approx(expected, abs=1e-5)
 
 
 @pytest.mark.parametrize("chunk", [1, 7, 20, 1000])

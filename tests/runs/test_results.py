@@ -63,7 +63,7 @@ OTHER_SETTINGS = {
             "elites": 20,
             "horizon": 6,
             "execute": 1,
-            "rule": "nearest",
+            "cost": "nearest",
         }.items()
     },
 }
@@ -116,6 +116,18 @@ def test_a_file_of_the_earlier_layout_is_read_and_what_it_lacks_is_not_made_up(t
     assert (read.novelty_bank.source, read.novelty_bank.data) == ("evaluated data", read.data.hash)
     assert (read.model, read.random) == (result.model, result.random)
     assert (read.protocol, read.plan, read.trained_task) == (result.protocol, result.plan, "tworoom")
+
+
+@pytest.mark.parametrize("numbered", [True, False])
+def test_the_cost_of_plans_was_called_rule(tmp_path, numbered):
+    result = made(plan=PlanConfig(cost="nearest", execute=1))
+    data = to_dict(result) if numbered else earlier(result)
+    data["plan"] = {"rule" if name == "cost" else name: value for name, value in to_dict(result.plan).items()}
+    if numbered:
+        data = {"stages" if name == "environments" else name: value for name, value in data.items()} | {"format": 1}
+    path = tmp_path / "old.json"
+    path.write_text(json.dumps(data))
+    assert EvaluationResult.read(path).plan.cost == "nearest"
 
 
 def damage(**changes: Any) -> str:

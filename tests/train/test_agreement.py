@@ -45,8 +45,8 @@ class OwnDynamics(CausalPredictor):
 class OwnHead(CausalPredictor):
     """What it predicts beside is no matter of the kernels."""
 
-    def __init__(self, config, action_block):
-        super().__init__(config, action_block)
+    def __init__(self, config, action_chunk):
+        super().__init__(config, action_chunk)
         self.reward = nn.Linear(config.latent, 1)
 
 

@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 import tyro
 
 from atlas_wm import __version__
+from atlas_wm.cli.arguments import split_plugins
 from atlas_wm.cli.bank import bank
 from atlas_wm.cli.checkpoints import export_checkpoint, import_checkpoint
 from atlas_wm.cli.collect import collect
@@ -22,6 +23,7 @@ from atlas_wm.cli.plan import PLAN_FLAGS, plan
 from atlas_wm.cli.report import report
 from atlas_wm.cli.train import make_train, recipe_defaults
 from atlas_wm.errors import UserError, unknown
+from atlas_wm.plugins import import_plugin
 from atlas_wm.recipes import get_recipe
 
 # Before torch is imported: idle threads sleep instead of spinning. Alone it costs nothing; beside another busy
@@ -47,8 +49,9 @@ Commands:
 
 {commands}
 
-`atlas COMMAND --help` explains a command and `atlas --version` prints the version. Add --debug to any command, or
-set ATLAS_DEBUG=1, to see the full traceback of an error."""
+`atlas COMMAND --help` explains a command and `atlas --version` prints the version. Any command
+takes --plugin MODULE, which imports your own code before a run that names it is loaded (docs/own-model.md), and
+--debug (or ATLAS_DEBUG=1), which prints the full traceback of an error."""
 
 
 COMMANDS: dict[str, Callable[..., None]] = {
@@ -72,8 +75,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if given[:1] == ["--version"]:
         print(f"atlas-wm {__version__}")
         return
+    given, plugins = split_plugins(given)
     flags = {"train": setting_flags(), "eval": PLAN_FLAGS, "plan": PLAN_FLAGS}
     with errors_in_one_line(flags.get(given[0], {}) if given else {}, debug):
+        for module in plugins:
+            import_plugin(module)
         run_command(given)
 
 

@@ -1,5 +1,6 @@
 """Arguments that several commands share."""
 
+import argparse
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -25,6 +26,14 @@ RunFolders = Positional[Annotated[tuple[Path, ...], arg(metavar="RUN [RUN ...]",
 OwnTasks = Annotated[tuple[str, ...], by_default("the task of the run", "TASK [TASK ...]")]
 Device = Annotated[str, arg(metavar="{auto,cpu,cuda,cuda:N,mps}")]
 RunFolder = Positional[Annotated[Path, arg(metavar="RUN")]]
+
+
+def split_plugins(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
+    """The arguments without --plugin MODULE, which any command takes any number of times, and its modules."""
+    parser = argparse.ArgumentParser(prog="atlas", add_help=False, allow_abbrev=False)
+    parser.add_argument("--plugin", action="append", default=[], metavar="MODULE")
+    known, rest = parser.parse_known_args(arguments)
+    return rest, known.plugin
 
 
 def import_tasks(names: Sequence[str]) -> "list[Task]":

@@ -46,12 +46,16 @@ def count_parameters(config: ModelConfig, action_size: int = ACTION_SIZE) -> Par
 
 
 def describe_encoder(config: EncoderConfig) -> str:
-    name = "ViT" if config.kind == "vit" else "frozen DINOv2"
+    if ":" in config.kind:
+        return config.kind
+    name = "frozen DINOv2" if config.frozen else "ViT"
     return f"{name} {config.depth}×{config.width}, {config.image_size} px, patch {config.patch_size}"
 
 
 def describe_predictor(config: ModelConfig) -> str:
     p = config.predictor
+    if ":" in p.kind:
+        return p.kind
     width = p.width if p.kind != "patch" else config.latent_shape[-1] + config.action_smooth
     depth = f"{p.prefix_depth}+{p.depth}" if p.kind == "prefix" else f"{p.depth}"
     return f"{KINDS[p.kind]}: {depth}×{width}, {p.heads}×{p.head_dim} heads, MLP {p.mlp}"
@@ -92,4 +96,6 @@ def print_methods(recipe: str) -> None:
         )
     console = Console()
     console.print(table)
-    console.print("Parameters are for actions of 2 numbers. Your own method: docs/own-method.md", style="dim")
+    console.print(
+        "Parameters: for 2 action coordinates. Your own: docs/own-method.md, docs/own-model.md", style="dim"
+    )

@@ -11,6 +11,8 @@ from tyro.conf import arg
 from atlas_wm.cli.arguments import Device, RunFolder, by_default
 from atlas_wm.config import PlanConfig
 from atlas_wm.errors import UserError
+from atlas_wm.plugins import import_named
+from atlas_wm.settings import own_names
 
 OF_THE_RUN = by_default("the run's", "INT")
 
@@ -25,10 +27,14 @@ class PlanFlags:
     """Best candidates, to which the next sampling distribution is fitted."""
     replan_every: Annotated[int | None, by_default("the run's; 5 in the paper, the whole plan", "INT")] = None
     """Action chunks to execute before planning again."""
-    rule: Annotated[Literal["terminal", "nearest"] | None, by_default("the run's", "{terminal,nearest}")] = None
-    """terminal: the cost of a plan is the distance of its last latent to the goal (the paper). nearest: the
-    distance of its nearest latent, and planning starts from the rest of the last plan; use it with --replan-every 1
-    or 2."""
+    cost: Annotated[str | None, by_default("the run's", "{terminal,nearest,MODULE:CLASS}")] = None
+    """terminal: the distance of the last latent of a plan to the goal (the paper). nearest: the distance of its
+    nearest latent, and a search starts from the rest of the last plan; use it with --replan-every 1 or 2. Or your
+    own Cost as module:Class (docs/own-model.md)."""
+    solver: Annotated[str | None, by_default("the run's", "{cem,MODULE:CLASS}")] = None
+    """cem, or your own Solver as module:Class (docs/own-model.md)."""
+    options: Annotated[dict[str, int | float | str] | None, by_default("the run's", "NAME VALUE")] = None
+    """Settings of your own cost and solver, as NAME VALUE pairs."""
     candidate_chunk: Annotated[int | None, OF_THE_RUN] = None
     """Candidates to roll out at once; bounds memory. On a GPU it is halved when memory runs out."""
     clip_actions: Annotated[bool | None, by_default("the run's; False in the paper recipe", "{True,False}")] = None
@@ -45,7 +51,9 @@ class PlanFlags:
             "candidates": self.candidates,
             "elites": self.elites,
             "execute": self.replan_every,
-            "rule": self.rule,
+            "cost": self.cost,
+            "solver": self.solver,
+            "options": self.options,
             "candidate_chunk": self.candidate_chunk,
             "clip_actions": self.clip_actions,
         }
@@ -55,7 +63,13 @@ class PlanFlags:
                 f"--candidates {self.candidates} are fewer than the run's {plan.elites} elites: add --elites "
                 f"{same_share}, about the run's share of {plan.elites} in {plan.candidates}"
             )
-        return replace(plan, **{k: v for k, v in changes.items() if v is not None})
+        if not own_names(cost=self.cost or plan.cost, solver=self.solver or plan.solver):
+            changes["options"] = self.options or {}  # those of the run are for what the flags replace
+        applied = replace(plan, **{k: v for k, v in changes.items() if v is not None})
+        for part, name in applied.own_parts.items():
+            if name in (self.cost, self.solver):  # named by the user, so imported; a name in the run's file is not
+                import_named(part, name)
+        return applied
 
 
 THE_RUNS_OWN = PlanFlags()

@@ -60,9 +60,12 @@ def make_train(default: RunConfig) -> Callable[..., None]:
                 after the folder of --out, the run after --out. A resumed run continues its W&B run.
             config: Settings.
         """
+        from atlas_wm.plugins import import_named
         from atlas_wm.tasks import get_task
         from atlas_wm.train.tracking import wandb_log
 
+        for part, own in config.own_parts.items():
+            import_named(part, own)
         known_task = get_task(task)
         out = out or Path(f"runs/{known_task.name}-{method.rpartition(':')[-1]}-{recipe}")
         data = data or Path(f"data/{known_task.name}.lance")

@@ -10,7 +10,7 @@ from timm.models.vision_transformer import checkpoint_filter_fn
 from torch import Tensor
 
 from atlas_wm.errors import UserError, reason
-from atlas_wm.models.encoders import ViTEncoder
+from atlas_wm.models.encoders import Encoder, ViTEncoder
 
 HUB_REPO, HUB_FILE = "timm/vit_small_patch14_dinov2.lvd142m", "model.safetensors"
 REMEDY = (
@@ -19,11 +19,12 @@ REMEDY = (
 )
 
 
-def load_dinov2(encoder: ViTEncoder, weights: str | None) -> None:
+def load_dinov2(encoder: Encoder, weights: str | None) -> None:
     """Fill the encoder. weights: a file in timm's or the original naming; None: timm's, from the hub.
 
     Position embeddings of another grid (the published ones are for 518 pixels a side) are resampled.
     """
+    assert isinstance(encoder, ViTEncoder)  # kind dinov2
     path = _from_hub() if weights is None else Path(weights)
     state = checkpoint_filter_fn(_read(path), encoder.vit)
     try:

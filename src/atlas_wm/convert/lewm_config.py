@@ -157,7 +157,7 @@ def obstacle(config: ModelConfig) -> str | None:
     encoder, predictor = config.encoder, config.predictor
     pixels = (encoder.pixel_mean, encoder.pixel_std)
     obstacles = {
-        "its latent is made of the patch tokens of a frozen encoder": encoder.kind != "vit",
+        f"its encoder is of kind {encoder.kind}, LeWM's is a ViT that is trained": encoder.kind != "vit",
         f"its predictor is of kind {predictor.kind}, LeWM's is causal": predictor.kind != "causal",
         f"its predictor is {predictor.width} wide and its latent {config.latent}, which must be the same": (
             predictor.width != config.latent

@@ -1,5 +1,6 @@
 """Does novelty foretell failure? AUROC of k-NN novelty for each representation (tab. probe-full, probe-atlas)."""
 
+import logging
 from collections.abc import Sequence
 from typing import Any
 
@@ -12,6 +13,7 @@ from atlas_wm.diagnose.subject import Subject
 from atlas_wm.models.geometry import knn_novelty
 from atlas_wm.runs.results import EpisodeResult
 
+log = logging.getLogger(__name__)
 NEIGHBOURS = 50
 
 
@@ -23,6 +25,8 @@ def probe(subject: Subject, episodes: Sequence[EpisodeResult]) -> dict[str, Any]
     named = {
         f"L{block}": (a, b) for block, a, b in zip(subject.probed_blocks, seen.blocks, bank.blocks, strict=True)
     }
+    if not named:
+        log.info("%s: probe without encoder blocks, %s has none", subject.run, type(subject.model.encoder).__name__)
     named |= {"patch": (seen.patch, bank.patch), "cls": (seen.cls, bank.cls), "z": (seen.z, bank.z)}
     named["oracle"] = torch.from_numpy(states), torch.from_numpy(subject.training.states[subject.bank_rows])
     failed = np.array([not e.success for e in episodes])

@@ -84,9 +84,9 @@ class Subject:
 
     @property
     def probed_blocks(self) -> list[int]:
-        """A quarter, a half and three quarters of the way: 3, 6 and 9 of 12."""
-        depth = self.info.config.model.encoder.depth
-        return sorted({max(1, round(depth * share)) for share in (0.25, 0.5, 0.75)})
+        """At a quarter, a half and three quarters of the depth: 3, 6 and 9 of 12; none of an encoder without."""
+        depth = self.model.encoder.depth
+        return sorted({max(1, round(depth * share)) for share in (0.25, 0.5, 0.75)}) if depth else []
 
     def rows_frames(self, rows: np.ndarray) -> Tensor:
         """(n,) dataset rows → (n, 3, S, S) uint8"""

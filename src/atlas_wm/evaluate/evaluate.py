@@ -27,6 +27,7 @@ from atlas_wm.parallel.launch import own_cores, processes
 from atlas_wm.parallel.processes import from_all, is_main, rank, world_size
 from atlas_wm.parallel.workers import TIMEOUT, Died, Helpers, check_timeout
 from atlas_wm.plan.planner import Planner, dtype_of
+from atlas_wm.plugins import import_plugin, loaded_modules
 from atlas_wm.runs.card import write_card
 from atlas_wm.runs.folder import read_run, weights_path, writable_folder
 from atlas_wm.runs.model import load_model
@@ -63,6 +64,7 @@ class Setup:
     precision: str = "auto"
     timeout: float = 0.0  # seconds an environment may take; 0: no limit
     weights: str | None = None  # None: the final ones
+    plugins: tuple[str, ...] = ()  # modules of the user's own classes, which the main process has imported
 
 
 @dataclass(frozen=True)
@@ -90,6 +92,8 @@ class Worker:
     """The model and data of one process, and the environments it plans for: its own, or an env pool's."""
 
     def __init__(self, setup: Setup, env_pool: int = 0):
+        for module in setup.plugins:
+            import_plugin(module)
         info, _ = read_run(setup.run)
         task, size = get_task(setup.task), info.config.model.encoder.image_size
         # Two groups: one acts while the other is planned for. The groups are the same for any number of processes
@@ -206,6 +210,7 @@ def evaluate(
         precision,
         check_timeout(timeout),
         weights,
+        loaded_modules((*info.config.model.own_parts.values(), *(plan or info.config.plan).own_parts.values())),
     )
     data = _open_data(run, info, setup, task)
     policies: list[PolicyName] = ["model"]

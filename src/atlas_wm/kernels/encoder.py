@@ -58,9 +58,7 @@ class _Kept(NamedTuple):
 def supports(config: EncoderConfig) -> bool:
     head = config.width // config.heads
     return (
-        config.kind == "vit"
-        and head in (16, 32, attention.LARGEST_HEAD)
-        and config.patches <= attention.MOST_PATCHES
+        not config.frozen and head in (16, 32, attention.LARGEST_HEAD) and config.patches <= attention.MOST_PATCHES
     )
 
 

@@ -42,7 +42,8 @@ PER_BLOCK = len(_Blocks._fields)
 
 def supports(config: ModelConfig) -> bool:
     p = config.predictor
-    return p.kind == "causal" and p.head_dim & (p.head_dim - 1) == 0 and config.history <= MOST_TOKENS
+    fits = p.head_dim & (p.head_dim - 1) == 0 and config.history <= MOST_TOKENS
+    return fits and p.kind not in ("prefix", "patch")
 
 
 @torch.compiler.disable

@@ -105,6 +105,9 @@ class Block(nn.Module):
         return x + self.mlp(self.mlp_norm(x))
 
 
+MODULATION = 6  # an AdaLN block's shift, scale and gate, of attention and of the MLP
+
+
 class AdaLNBlock(nn.Module):
     """Transformer block whose condition shifts, scales and gates both branches (AdaLN-zero).
 
@@ -119,13 +122,13 @@ class AdaLNBlock(nn.Module):
         self.attention = mixer
         self.mlp_norm = nn.LayerNorm(width)
         self.mlp = MLP(width, mlp, width, dropout=dropout)
-        modulation = nn.Linear(width, 6 * width)
+        modulation = nn.Linear(width, MODULATION * width)
         nn.init.zeros_(modulation.weight)
         nn.init.zeros_(modulation.bias)
         self.modulation = nn.Sequential(nn.SiLU(), modulation)
 
     def forward(self, x: Tensor, condition: Tensor) -> Tensor:
         """x and condition: (B, T, width) → (B, T, width)"""
-        shift_a, scale_a, gate_a, shift_m, scale_m, gate_m = self.modulation(condition).chunk(6, dim=-1)
+        shift_a, scale_a, gate_a, shift_m, scale_m, gate_m = self.modulation(condition).chunk(MODULATION, dim=-1)
         x = x + gate_a * self.attention(self.attention_norm(self.norm(x) * (1 + scale_a) + shift_a))
         return x + gate_m * self.mlp(self.mlp_norm(self.norm(x) * (1 + scale_m) + shift_m))

@@ -1,13 +1,13 @@
-"""The latent dynamics: latents and action blocks in, later latents out.
+"""The latent dynamics: latents and action chunks in, later latents out.
 
-A predictor is anything with ``predict`` (for training), ``rollout`` and ``terminal`` (for planning); it may offer a
-faster way to compute the last two. ``…`` below is the shape of one latent: d numbers, or K patch tokens of w
-numbers.
+Training calls ``predict``; planning calls ``rollout`` and ``terminal``, or a faster version of these that the
+predictor offers. Your own predictor is a subclass of :class:`Predictor` with a ``predict`` (docs/own-model.md).
+``…`` below is the shape of one latent: d numbers, or K patch tokens of w numbers.
 """
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 import torch
@@ -17,10 +17,11 @@ from atlas_wm.config import ModelConfig
 from atlas_wm.errors import UserError
 from atlas_wm.models.layers import MLP, AdaLNBlock, Block, CausalAttention, Pointwise
 from atlas_wm.models.structure import departure
+from atlas_wm.plugins import build
 
 
 class Dynamics(Protocol):
-    """A world model, or something faster that computes the same."""
+    """A world model, or a faster implementation of the same function."""
 
     def terminal(self, z: Tensor, actions: Tensor) -> Tensor: ...
 
@@ -28,7 +29,13 @@ class Dynamics(Protocol):
 
 
 class Predictor(nn.Module, ABC):
-    fused = False  # train with the fused kernels it offers, in bf16
+    """What ``model.predictor.kind`` names. ``action_chunk`` is frameskip·A, the size of one model action."""
+
+    fused = False  # train with the fused kernels that it offers, in bf16
+
+    def __init__(self, config: ModelConfig, action_chunk: int):
+        super().__init__()
+        self.history = config.history
 
     def fused_obstacle(self) -> str:
         """Why fused kernels cannot train this predictor; "" if they can, once ``fused`` is set."""
@@ -36,39 +43,55 @@ class Predictor(nn.Module, ABC):
 
     @abstractmethod
     def predict(self, z: Tensor, actions: Tensor) -> Tensor:
-        """z: (B, T, …) latents of frames 1..T, actions: (B, T, A) blocks → ẑ of frames 2..T+1: (B, T, …)"""
+        """z: (B, T, …) latents of frames 1..T, actions: (B, T, action_chunk) → ẑ of frames 2..T+1: (B, T, …).
 
-    @abstractmethod
+        Step t may depend on steps up to t only: a rollout feeds predictions back. T is at most ``history`` there.
+        """
+
     def rollout(self, z: Tensor, actions: Tensor) -> Tensor:
-        """Imagine S action sequences from each latent: z (B, …), actions (B, S, H, A) → (B, S, H, …)"""
+        """Imagine S action sequences from each latent: z (B, …), actions (B, S, H, action_chunk) → (B, S, H, …).
+
+        Step by step, from the last ``history`` latents.
+        """
+        flat = actions.flatten(0, 1)
+        return self._feed_back(z, actions, lambda window, steps: self.predict(window, flat[:, steps])[:, -1])
+
+    def _feed_back(self, z: Tensor, actions: Tensor, step: Callable[[Tensor, slice], Tensor]) -> Tensor:
+        """``step``: a window of latents (B·S, at most history, …) and its steps → the next latent (B·S, …)"""
+        batch, samples, horizon, _ = actions.shape
+        latents = [z.repeat_interleave(samples, dim=0)]
+        for last in range(horizon):
+            first = max(0, last + 1 - self.history)
+            latents.append(step(torch.stack(latents[first:], dim=1), slice(first, last + 1)))
+        return torch.stack(latents[1:], dim=1).unflatten(0, (batch, samples))
 
     def terminal(self, z: Tensor, actions: Tensor) -> Tensor:
-        """Only the ends of the same: (B, S, …)"""
+        """The last latents of the rollout alone: (B, S, …)"""
         return self.rollout(z, actions)[:, :, -1]
 
     def fast_rollout(self, dtype: torch.dtype, capturable: bool = False) -> Dynamics | None:
-        """Something that computes ``rollout`` and ``terminal`` faster, in eval mode. None: there is no such thing.
-        A UserError says why it cannot be used.
+        """A faster implementation of ``rollout`` and ``terminal`` in eval mode, or None. A UserError says why the
+        one there is does not fit.
 
         ``dtype``: of its products; it takes and returns float32. ``capturable``: it has to run inside a CUDA graph.
-        The weights may be copied: the planner asks again when they change. It compares before it uses.
+        It may copy the weights: the planner asks again when they change, and compares it with ``rollout`` first.
         """
         return None
 
 
-def action_mlp(config: ModelConfig, action_block: int) -> nn.Sequential:
+def action_mlp(config: ModelConfig, action_chunk: int) -> nn.Sequential:
     return nn.Sequential(
-        nn.Linear(action_block, config.action_smooth),
+        nn.Linear(action_chunk, config.action_smooth),
         nn.Linear(config.action_smooth, config.action_hidden),
         nn.SiLU(),
         nn.Linear(config.action_hidden, config.predictor.width),
     )
 
 
-class _Autoregressive(Predictor):
-    """Predicts one step from at most ``history`` steps, and feeds its predictions back."""
+class AutoregressivePredictor(Predictor):
+    """A predictor with an action encoder. A rollout embeds each action once, and reads only the last of the hidden
+    steps."""
 
-    history: int
     action_encoder: nn.Module
 
     @abstractmethod
@@ -83,28 +106,20 @@ class _Autoregressive(Predictor):
         return self.read(self(z, self.action_encoder(actions)))
 
     def rollout(self, z: Tensor, actions: Tensor) -> Tensor:
-        """The predictor sees at most the last ``history`` latents; positions start at 0 in every window."""
-        batch, samples, horizon, _ = actions.shape
         embedded = self.action_encoder(actions.flatten(0, 1))  # (B·S, H, e)
-        latents = [z.repeat_interleave(samples, dim=0)]
-        for step in range(horizon):
-            first = max(0, step + 1 - self.history)
-            window = torch.stack(latents[first:], dim=1)
-            latents.append(self.read(self(window, embedded[:, first : step + 1])[:, -1]))
-        return torch.stack(latents[1:], dim=1).unflatten(0, (batch, samples))
+        return self._feed_back(z, actions, lambda window, steps: self.read(self(window, embedded[:, steps])[:, -1]))
 
 
-class CausalPredictor(_Autoregressive):
-    """LeWM's: a causal Transformer over latents, conditioned on the action of each step."""
+class CausalPredictor(AutoregressivePredictor):
+    """LeWM: a causal Transformer over latents, conditioned on the action of each step."""
 
-    settings: tuple[ModelConfig, int] | None = None  # what it was made with
+    settings: tuple[ModelConfig, int] | None = None  # its arguments
 
-    def __init__(self, config: ModelConfig, action_block: int):
-        super().__init__()
+    def __init__(self, config: ModelConfig, action_chunk: int):
+        super().__init__(config, action_chunk)
         p = config.predictor
-        self.settings = config, action_block
-        self.history = config.history
-        self.action_encoder = action_mlp(config, action_block)
+        self.settings = config, action_chunk
+        self.action_encoder = action_mlp(config, action_chunk)
         self.enter = nn.Linear(config.latent, p.width) if config.latent != p.width else nn.Identity()
         self.positions = nn.Parameter(p.positions_std * torch.randn(config.history, p.width))
         self.blocks = nn.ModuleList(
@@ -128,7 +143,7 @@ class CausalPredictor(_Autoregressive):
         return self.head(hidden)
 
     def fast_rollout(self, dtype: torch.dtype, capturable: bool = False) -> Dynamics | None:
-        """Refused where a subclass, or a change to the module, makes it another function."""
+        """A subclass or a changed module computes another function, and gets a UserError."""
         if why := self.departure(("forward", "read", "rollout", "terminal")):
             raise UserError(why)
         if capturable:
@@ -149,27 +164,26 @@ class CausalPredictor(_Autoregressive):
         return self.departure(("forward",))
 
     def departure(self, methods: Sequence[str]) -> str:
-        """What is not as this class makes it, these methods included; "" if all is."""
+        """The first difference from what this class builds, these methods included; "" if there is none."""
         if self.settings is None:
-            return f"{type(self).__name__} is built in its own way"
+            return f"{type(self).__name__} is not built as CausalPredictor is"
         with torch.device("meta"):
             reference = CausalPredictor(*self.settings)
         return departure(self, reference, methods)
 
 
-class PatchPredictor(_Autoregressive):
-    """DINO-WM's: a Transformer over the patch tokens of all steps, causal over steps.
+class PatchPredictor(AutoregressivePredictor):
+    """DINO-WM: a Transformer over the patch tokens of all steps, causal over steps.
 
     A small embedding of the action is appended to every token of its step.
     """
 
-    def __init__(self, config: ModelConfig, action_block: int):
-        super().__init__()
+    def __init__(self, config: ModelConfig, action_chunk: int):
+        super().__init__(config, action_chunk)
         p = config.predictor
-        self.history = config.history
         self.patches, self.token = config.latent_shape
         width = self.token + config.action_smooth
-        self.action_encoder = nn.Linear(action_block, config.action_smooth)
+        self.action_encoder = nn.Linear(action_chunk, config.action_smooth)
         self.positions = nn.Parameter(p.positions_std * torch.randn(config.history * self.patches, width))
         self.blocks = nn.ModuleList(
             Block(width, CausalAttention(width, p.heads, p.head_dim, p.dropout, self.patches), p.mlp, p.dropout)
@@ -196,18 +210,18 @@ def sinusoids(count: int, width: int) -> Tensor:
 
 
 class PrefixPredictor(Predictor):
-    """FAST-WM's: the latent after each action prefix in one pass, without feeding predictions back.
+    """FAST-WM: the latent after each action prefix in one pass, without feeding predictions back.
 
-    A causal Transformer reads the current latent and the action blocks; what it makes of each prefix then
-    conditions pointwise blocks that carry the current latent to the one after that prefix.
+    A causal Transformer encodes the current latent and the action chunks into one token per prefix. Each token
+    conditions pointwise blocks that map the current latent to the latent after that prefix.
     """
 
     position: Tensor
 
-    def __init__(self, config: ModelConfig, action_block: int):
-        super().__init__()
+    def __init__(self, config: ModelConfig, action_chunk: int):
+        super().__init__(config, action_chunk)
         p = config.predictor
-        self.action_encoder = action_mlp(config, action_block)
+        self.action_encoder = action_mlp(config, action_chunk)
         self.enter = nn.Linear(config.latent, p.width) if config.latent != p.width else nn.Identity()
         self.register_buffer("position", sinusoids(1 + p.prefixes, p.width), persistent=False)
         self.prefix_blocks = nn.ModuleList(
@@ -230,8 +244,8 @@ class PrefixPredictor(Predictor):
         """z: (B, d) the current latent, actions: (B, H, A) → a token for each prefix, (B, H, width)"""
         if actions.shape[1] >= len(self.position):
             raise UserError(
-                f"{actions.shape[1]} action blocks are more than the {len(self.position) - 1} this model knows: "
-                f"plan with a shorter horizon, or train with a larger --model.predictor.prefixes"
+                f"{actions.shape[1]} action chunks are more than the {len(self.position) - 1} that this model was "
+                f"trained on: plan with a shorter horizon, or train with a larger --model.predictor.prefixes"
             )
         x = torch.cat([self.enter(z)[:, None], self.action_encoder(actions)], dim=1)
         x = x + self.position[: x.shape[1]]
@@ -247,7 +261,7 @@ class PrefixPredictor(Predictor):
         return self.head(self.norm(x))
 
     def predict(self, z: Tensor, actions: Tensor) -> Tensor:
-        """Only the first latent is looked at: the others are what it has to foresee."""
+        """From the first latent alone: the others are what it predicts."""
         return self.carry(z[:, 0], self.encode_prefixes(z[:, 0], actions))
 
     def rollout(self, z: Tensor, actions: Tensor) -> Tensor:
@@ -261,8 +275,12 @@ class PrefixPredictor(Predictor):
         return self.carry(starts, whole)[:, 0].unflatten(0, actions.shape[:2])
 
 
-PREDICTORS: dict[str, type[CausalPredictor | PatchPredictor | PrefixPredictor]] = {
+PREDICTORS: dict[str, type[Predictor]] = {
     "causal": CausalPredictor,
     "patch": PatchPredictor,
     "prefix": PrefixPredictor,
 }
+
+
+def make_predictor(config: ModelConfig, action_chunk: int) -> Predictor:
+    return build("predictor", config.predictor.kind, PREDICTORS, Predictor, config, action_chunk)

@@ -10,16 +10,16 @@ from atlas_wm.config import ModelConfig, RunInfo
 from atlas_wm.errors import UserError
 from atlas_wm.losses.objective import ClipLatents
 from atlas_wm.models.bank import LatentBank
-from atlas_wm.models.encoders import Tokens, ViTEncoder
+from atlas_wm.models.encoders import Tokens, make_encoder
 from atlas_wm.models.layers import MLP
-from atlas_wm.models.predictors import PREDICTORS
+from atlas_wm.models.predictors import make_predictor
 from atlas_wm.normalizer import Normalizer
 
 
 class Features(NamedTuple):
-    """Every representation the diagnostics look at, for N frames, from shallow to deep."""
+    """Every representation that diagnostics read, for N frames, from shallow to deep."""
 
-    blocks: list[Tensor]  # CLS after the blocks asked for, (N, w) each
+    blocks: list[Tensor]  # CLS after each requested block, (N, w) each
     patch: Tensor  # (N, w) mean of the final patch tokens, the relational anchor
     cls: Tensor  # (N, w)
     z: Tensor  # (N, …) planning latent
@@ -28,9 +28,9 @@ class Features(NamedTuple):
 class WorldModel(nn.Module):
     """z_t = E(o_t);  ẑ_{t+1} = P(z_{t-2..t}, a_{t-2..t}).
 
-    ``action_size`` is the A of the task; a model step takes a block of ``frameskip`` actions, concatenated.
-    Actions here are standardised; ``normalizer`` is the way between them and the environment's. A latent has the
-    shape ``config.latent_shape``, written … below: (d,), or (K, w) where patch tokens are the latent.
+    ``action_size`` is the A of the task; a model step takes an action chunk: ``frameskip`` actions, concatenated.
+    Actions are standardised here; ``normalizer`` converts them from and to the environment's units. A latent has
+    the shape ``config.latent_shape``, written … below: (d,), or (K, w) where patch tokens are the latent.
     """
 
     def __init__(self, config: ModelConfig, action_size: int, normalizer: Normalizer | None = None):
@@ -43,25 +43,30 @@ class WorldModel(nn.Module):
         self.run: RunInfo | None = None
         self.bank: LatentBank | None = None  # of training frames, as these weights see them
         self.states: bytes | None = None  # the file of training states, which evaluation reads
-        block = config.frameskip * action_size
-        self.encoder = ViTEncoder(config.encoder)
+        chunk = config.frameskip * action_size
+        self.encoder = make_encoder(config.encoder)
         self.projector = (
-            MLP(config.encoder.width, config.hidden, config.latent, batchnorm=True)
-            if config.encoder.kind == "vit"
-            else None
+            None
+            if config.encoder.frozen
+            else MLP(config.encoder.width, config.hidden, config.latent, batchnorm=True)
         )
-        self.predictor = PREDICTORS[config.predictor.kind](config, block)
-        self.inverse = MLP(2 * config.latent, config.inverse_hidden, block) if config.inverse_hidden else None
+        self.predictor = make_predictor(config, chunk)
+        self.inverse = MLP(2 * config.latent, config.inverse_hidden, chunk) if config.inverse_hidden else None
 
     def encode(self, frames: Tensor) -> Tensor:
         """(N, 3, H, W) uint8 → z (N, …)"""
         return self._latent(self.encoder(frames))
 
     def _latent(self, tokens: Tokens) -> Tensor:
+        if tokens.cls.shape[-1] != self.config.encoder.width:
+            raise UserError(
+                f"{type(self.encoder).__name__} returned tokens of {tokens.cls.shape[-1]} numbers, not of "
+                f"encoder.width {self.config.encoder.width}: set --model.encoder.width to that"
+            )
         return tokens.patches if self.projector is None else self.projector(tokens.cls)
 
     def features(self, frames: Tensor, blocks: Sequence[int] = ()) -> Features:
-        """z and what it is made from. blocks: 1-based encoder blocks (the paper looks at 3, 6 and 9)."""
+        """z and the features before it. blocks: 1-based encoder blocks (the paper reads 3, 6 and 9)."""
         tokens = self.encoder(frames, blocks)
         return Features(tokens.blocks, tokens.patches.mean(dim=1), tokens.cls, self._latent(tokens))
 
@@ -95,19 +100,19 @@ class WorldModel(nn.Module):
         return self.predictor.rollout(z, actions)
 
     def terminal(self, z: Tensor, actions: Tensor) -> Tensor:
-        """Where those sequences end: (B, S, …)"""
+        """The last latents of the rollout alone: (B, S, …)"""
         return self.predictor.terminal(z, actions)
 
     def distance(self, z: Tensor, goal: Tensor) -> Tensor:
-        """What a plan costs that ends in z: ‖z − z_g‖², for patch tokens the mean over tokens and coordinates."""
+        """Distance from the goal: ‖z − z_g‖², for patch tokens the mean over tokens and coordinates."""
         gap = (z - goal).square()
         return gap.sum(dim=-1) if self.projector is not None else gap.mean(dim=(-2, -1))
 
     @torch.no_grad()
     def build_bank(self, frames: Iterable[Tensor]) -> None:
-        """Keep a bank of training frames, batches of (n, 3, S, S) uint8: what plans measure novelty against.
+        """Store the latents of training frames, batches of (n, 3, S, S) uint8: plans measure novelty against them.
 
-        The model is left in eval mode. Call it again after the weights change.
+        Leaves the model in eval mode. Call it again after the weights change.
         """
         self.eval()
         device = next(self.parameters()).device

@@ -1,7 +1,7 @@
-"""Plans within the action space: what is returned is clipped, what is searched is not.
+"""Action bounds of a plan: the answer of a search is clipped, its candidates are not.
 
-Clipping the candidates too made plans worse (docs/deviations.md), so only the answer of a search is clipped, before
-it is rolled out: the cost, latents and novelty of a plan are those of the clipped actions.
+Clipping the candidates too made plans worse (docs/deviations.md). The answer is clipped before it is rolled out:
+the cost, latents and novelty of a plan are those of the clipped actions.
 """
 
 from torch import Tensor, tensor
@@ -11,7 +11,7 @@ from atlas_wm.models.world_model import WorldModel
 
 
 def clip_limits(config: PlanConfig, model: WorldModel) -> tuple[Tensor, Tensor] | None:
-    """The lowest and the highest block of standardised actions, (frameskip·A,) each; None: nothing is clipped."""
+    """The lowest and highest standardised action chunk, (frameskip·A,) each; None: no clipping."""
     normalizer = model.normalizer
     if not config.clip_actions or normalizer.low is None or normalizer.high is None:
         return None

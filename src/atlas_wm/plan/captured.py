@@ -1,8 +1,8 @@
-"""The search of :mod:`atlas_wm.plan.cem` on a CUDA device, without gaps between its kernels.
+"""CEM (:mod:`atlas_wm.plan.cem`) with the costs of this package on a CUDA device, as CUDA graphs.
 
-One iteration is captured as a CUDA graph and replayed; so are the encoding before and the rollout after it. Noise
+One iteration is captured as a graph and replayed; so are the encoding before it and the rollout after it. Noise
 comes from a counter-based generator inside the graph, keyed by the episode: its candidates do not depend on the
-others in its batch. A graph has a fixed batch size; smaller batches are padded. Batches that do not fit the memory
+others in its batch. A graph has a fixed batch size; smaller batches are padded. Batches that do not fit into memory
 are halved.
 """
 
@@ -17,8 +17,8 @@ from torch import Tensor, nn
 from atlas_wm.config import PlanConfig
 from atlas_wm.models.world_model import WorldModel
 from atlas_wm.plan.bounds import clip_limits
+from atlas_wm.plan.costs import candidate_costs, make_cost
 from atlas_wm.plan.offer import fast_rollout
-from atlas_wm.plan.rules import cost
 
 log = logging.getLogger(__name__)
 
@@ -27,7 +27,7 @@ EXACT_BATCHES = 8  # above it, batch sizes are multiples of it
 
 
 class Found(NamedTuple):
-    """What a search knows in the end."""
+    """The result of a search."""
 
     z: Tensor  # (B, …)
     z_goal: Tensor  # (B, …)
@@ -36,10 +36,10 @@ class Found(NamedTuple):
 
 
 class Weights:
-    """The weights of a module at one time: equal to those of another time if nobody wrote any between them."""
+    """The weights of a module at one time: equal to those of a later time if none was written in between."""
 
     def __init__(self, tensors: list[Tensor]):
-        self.tensors = tensors  # kept, or another tensor might come to lie in the same place
+        self.tensors = tensors  # references, so that no other tensor gets the same address
         self.state = [(t.data_ptr(), 0 if t.is_inference() else t._version) for t in tensors]
 
     @classmethod
@@ -51,14 +51,14 @@ class Weights:
 
 
 def captured(function: Callable[[], Any], pool: Any) -> tuple[torch.cuda.CUDAGraph, Any]:
-    """A graph of what the function does on the device, and its result, which a replay fills anew."""
+    """A graph of the function's work on the device, and its result, which every replay overwrites."""
     aside = torch.cuda.Stream()
     aside.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(aside):  # once outside: kernels are compiled, libraries get their workspaces
+    with torch.cuda.stream(aside):  # warm up: compile kernels, allocate workspaces of libraries
         function()
     torch.cuda.current_stream().wait_stream(aside)
     graph = torch.cuda.CUDAGraph()
-    # Other threads may go on calling CUDA (a loader that pins memory, say): only this one has to keep to the rules.
+    # thread_local: other threads, such as a loader that pins memory, may call CUDA during the capture.
     with torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local"):
         result = function()
     return graph, result
@@ -68,23 +68,24 @@ class CapturedSearch:
     """``search(frames, goals, keys, start)`` finds plans for B episodes.
 
     ``dtype``: of the products while candidates are compared: bfloat16, or float32 for the numbers of the plain
-    search. Frames are encoded, and the answer is rolled out, in float32 either way.
+    search. Frames are encoded, and the answer is rolled out, in float32 in both cases.
     """
 
     def __init__(self, model: WorldModel, config: PlanConfig, dtype: torch.dtype = torch.bfloat16):
         from atlas_wm.kernels import cem as kernels  # needs Triton
 
         self.model, self.config, self.dtype = model, config, dtype
+        self.cost = make_cost(config)
         self.most = config.candidate_chunk or LARGEST_BATCH * config.candidates  # candidates at once
         self.kernels = kernels
         self._fold(Weights.of(model))
 
     @torch.inference_mode()
     def __call__(self, frames: Tensor, goals: Tensor, keys: Sequence[int], start: Tensor) -> Found:
-        """frames and goals: (B, 3, S, S) uint8 on any device; keys: a number for each plan, its noise; start:
-        (B, H, D), where the searches begin."""
+        """frames and goals: (B, 3, S, S) uint8 on any device; keys: one noise seed per plan; start: (B, H, D), the
+        first mean of each search."""
         found = self._search(frames, goals, keys, start)
-        # While the device works: are the weights still those that were folded?
+        # While the device works: check that the folded weights are still current.
         weights = Weights.of(self.model)
         if weights != self.weights:
             self._fold(weights)
@@ -92,15 +93,15 @@ class CapturedSearch:
         return found
 
     def _fold(self, weights: Weights) -> None:
-        self._forget()
+        self._drop_graphs()
         self.exact = self.world = fast_rollout(self.model, torch.float32, capturable=True)
         if self.dtype != torch.float32:
             self.world = fast_rollout(self.model, self.dtype, capturable=True)
         self.weights = weights
 
-    def _forget(self) -> None:
+    def _drop_graphs(self) -> None:
         self.batches: dict[int, _Batch] = {}
-        # The graphs never run at the same time, so they share memory. It dies with the last of them.
+        # The graphs never run at the same time, so they share memory, which is freed with the last of them.
         self.pool = torch.cuda.graph_pool_handle()
 
     def _search(self, frames: Tensor, goals: Tensor, keys: Sequence[int], start: Tensor) -> Found:
@@ -114,7 +115,7 @@ class CapturedSearch:
                     raise
             self.most = at_once // 2
             log.warning("out of memory with %d candidates at once: %d from now on", at_once, self.most)
-            self._forget()
+            self._drop_graphs()
             torch.cuda.empty_cache()
 
     def _search_parts(
@@ -133,7 +134,7 @@ class CapturedSearch:
 
 
 def padded(count: int, largest: int) -> int:
-    """The batch size a number of episodes is padded to: few sizes, so few graphs."""
+    """The batch size that a number of episodes is padded to: few sizes, so few graphs."""
     return count if count <= EXACT_BATCHES else min(-(-count // EXACT_BATCHES) * EXACT_BATCHES, largest)
 
 
@@ -151,7 +152,7 @@ class _Batch:
         self.start = torch.zeros_like(self.mean)
         std = torch.ones_like(self.mean)
         limits = clip_limits(config, model)
-        self.kept = (std, iteration, limits)  # a graph knows addresses: what it uses must stay, as long as it
+        self.graph_inputs = (std, iteration, limits)  # graphs hold addresses: these tensors must outlive them
         together = max(1, min(config.candidates, search.most // size))  # candidates of each episode
 
         def begin() -> Tensor:
@@ -163,7 +164,8 @@ class _Batch:
         def iterate() -> None:
             candidates = search.kernels.draw_candidates(self.mean, std, self.keys, iteration, config.candidates)
             costs = [
-                cost(config, model, world, self.z[0], part, self.z[1]) for part in candidates.split(together, dim=1)
+                candidate_costs(search.cost, model, world, self.z[0], part, self.z[1])
+                for part in candidates.split(together, dim=1)
             ]
             whole = costs[0] if len(costs) == 1 else torch.cat(costs, dim=1)
             search.kernels.refine(whole, candidates, config.elites, self.mean, std, iteration)

@@ -115,8 +115,12 @@ def harness_policy(
     from stable_worldmodel.policy import WorldModelPolicy
 
     plan = Planner(model, plan).config
-    if plan.rule != "terminal":
-        raise UserError(f"the library's policy plans by the end alone: plan.rule must be terminal, not {plan.rule}")
+    if plan.cost != "terminal":
+        raise UserError(
+            f"the library's policy reads only the end of a plan: set plan.cost terminal, not {plan.cost}"
+        )
+    if plan.solver != "cem":
+        raise UserError(f"the library's policy runs the library's solvers, not {plan.solver}: pass solver=…")
     cost = GoalCost(model, plan.candidate_chunk)
     standardisation = Standardisation(model.normalizer, clip=plan.clip_actions)
 

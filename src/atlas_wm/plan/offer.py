@@ -1,4 +1,4 @@
-"""The fast rollout that a predictor offers, used only after it was seen to compute what the model computes."""
+"""The fast rollout that a predictor offers, compared with the model's rollout before it is used."""
 
 import torch
 
@@ -8,18 +8,22 @@ from atlas_wm.models.world_model import WorldModel
 from atlas_wm.rng import make_rng
 
 TOLERANCE, LOW_TOLERANCE = 1e-3, 0.1  # relative errors of latents; measured: 1e-6 in float32, 1e-2 in bfloat16
-STEPS = 2  # that are rolled out after the history is full: windows then slide
+STEPS = 2  # rolled out after the history is full, when windows slide
+
+
+class NoFastRollout(UserError):
+    """The predictor offers none."""
 
 
 def fast_rollout(model: WorldModel, dtype: torch.dtype, *, capturable: bool = False) -> Dynamics:
-    """A UserError says why there is none. ``capturable``: for a CUDA graph."""
+    """The checked offer; a UserError says why there is none. ``capturable``: for a CUDA graph."""
     name = type(model.predictor).__name__
     offer = getattr(model.predictor, "fast_rollout", None)  # a predictor need not be a Predictor
     fast = offer and offer(dtype, capturable)
     if fast is None:
-        raise UserError(f"{name} has no fast rollout")
+        raise NoFastRollout(f"{name} has no fast rollout")
     error = rollout_error(model, fast)
-    if not error <= (LOW_TOLERANCE if dtype.itemsize < 4 else TOLERANCE):  # NaN is no agreement
+    if not error <= (LOW_TOLERANCE if dtype.itemsize < 4 else TOLERANCE):  # also refuses NaN
         raise UserError(f"the fast rollout of {name} differs from its plain one by {error:.1e}")
     return fast
 

@@ -1,4 +1,4 @@
-"""From two images to actions: encode the current frame and the goal once, then search with CEM."""
+"""From two images to actions: encode the current frame and the goal once, then search for the cheapest actions."""
 
 import logging
 import time
@@ -14,24 +14,25 @@ from atlas_wm.errors import UserError, short
 from atlas_wm.image_remedies import unlike_training
 from atlas_wm.images import check_frames, frame_to_tensor, reduce_frames
 from atlas_wm.kernels.rollout import FastTerminal, PackedProduct
+from atlas_wm.models.layers import MODULATION
 from atlas_wm.models.predictors import Dynamics
 from atlas_wm.models.world_model import WorldModel
 from atlas_wm.plan.bounds import clip_limits
 from atlas_wm.plan.captured import CapturedSearch, Found, Weights
-from atlas_wm.plan.cem import cem
-from atlas_wm.plan.offer import fast_rollout
-from atlas_wm.plan.rules import cost, judge, starts
+from atlas_wm.plan.cem import make_solver
+from atlas_wm.plan.costs import candidate_costs, make_cost, plan_costs, starts
+from atlas_wm.plan.offer import NoFastRollout, fast_rollout
 from atlas_wm.rng import make_rng
 
 log = logging.getLogger(__name__)
 
 WORKING_SET = 2**30  # bytes that candidates may take while they are rolled out on a CPU
-LARGEST_CHUNK = 2**31  # candidates: no bound
+LARGEST_CHUNK = 2**31  # candidates: no limit
 Image = np.ndarray | Tensor
 
 
 def dtype_of(precision: str) -> torch.dtype | None:
-    """Of --precision; None for auto: what the device is best at."""
+    """The dtype that --precision names; None for auto."""
     return {"auto": None, "bf16": torch.bfloat16, "float32": torch.float32}[precision]
 
 
@@ -40,7 +41,7 @@ def _name(dtype: torch.dtype) -> str:
 
 
 class Novelty(NamedTuple):
-    """How unknown latents are: 0 to 100, the share of training frames that are better known (LatentBank)."""
+    """How unlike the training frames latents are: percentiles, 0 to 100, among those frames (LatentBank)."""
 
     frame: float  # the current frame
     goal: float
@@ -48,26 +49,26 @@ class Novelty(NamedTuple):
 
 
 class Plan(NamedTuple):
-    """What to do, clipped as PlanConfig.clip_actions says, and what the model imagines of just that."""
+    """Actions, clipped if PlanConfig.clip_actions is set, and what the model imagines of exactly these."""
 
-    actions: np.ndarray  # (execute·frameskip, A) in the environment's units: what to do before planning again
-    cost: float  # WorldModel.distance from the goal: of the imagined end, or of what the rule counts
-    start_cost: float  # the distance before the first action
-    latents: np.ndarray  # (horizon, …) imagined latents after each block
+    actions: np.ndarray  # (execute·frameskip, A) in the environment's units: to execute before planning again
+    cost: float  # by plan.cost: for the costs of this package a WorldModel.distance from the goal
+    start_cost: float  # WorldModel.distance from the goal before the first action
+    latents: np.ndarray  # (horizon, …) imagined latents after each action chunk
     novelty: Novelty | None  # None where the run has no bank
-    rest: np.ndarray  # (horizon − execute, frameskip·A) the standardised blocks after those: for the next plan
+    rest: np.ndarray  # (horizon − execute, frameskip·A) the standardised chunks after those, for the next plan
 
 
 class Planner:
-    """Receding-horizon planning to a goal image: cost ‖ẑ_H − z_g‖², or as its rule says (plan/rules.py).
+    """Receding-horizon planning to a goal image: cost ‖ẑ_H − z_g‖², or another one (plan/costs.py).
 
     >>> plan = Planner(load_model("runs/x")).plan(frame, goal)
     >>> for action in plan.actions: env.step(action)
 
-    ``config`` defaults to the settings of the model's run. On a CUDA device the search runs as captured graphs
-    where it can, with noise of its own; elsewhere repeated work is left out. ``dtype`` of the products while
-    candidates are compared: bfloat16 on a CUDA device and float32, the numbers of the plain search, elsewhere.
-    ``plain``: every step as :mod:`atlas_wm.plan.cem` writes it.
+    ``config`` defaults to the settings of the model's run. On a CUDA device CEM with a cost of this package runs as
+    captured graphs, with their own noise; otherwise the predictor's fast rollout is used where it offers one.
+    ``dtype`` of the products while candidates are compared: bfloat16 on a CUDA device; float32, the numbers of the
+    plain search, elsewhere. ``plain``: no fast path.
     """
 
     def __init__(
@@ -80,13 +81,16 @@ class Planner:
     ):
         self.model = model.eval()
         self.config = config or (model.run.config.plan if model.run else PlanConfig())
-        self.plain = plain
+        self.cost, self.solver = make_cost(self.config), make_solver(self.config)
+        self.plain = plain or self.solver.needs_gradients  # which fast paths do not have
         self.dtype = dtype or (torch.bfloat16 if self.device.type == "cuda" else torch.float32)
         if model.run and self.config.clip_actions and model.normalizer.low is None:
             log.warning("plans are not clipped: the run has no action bounds (`atlas bank RUN` adds them)")
+        if self.device.type == "cuda" and not self.plain and self.config.own_parts:
+            log.info("no CUDA graphs: they are for the costs and the solver of atlas-wm")
         self.seconds = 0.0  # spent planning
         self.chunk = self.config.candidate_chunk or self._automatic_chunk()
-        self._seen: set[tuple[int, ...]] = set()  # sizes of images
+        self._seen: set[tuple[int, ...]] = set()  # image sizes
         self._captured: CapturedSearch | None = None
         self._fast: Dynamics | None = None
         self._weights: Weights | None = None
@@ -97,7 +101,7 @@ class Planner:
 
     def plan(self, frame: Image, goal: Image, *, seed: int = 0, last: Plan | None = None) -> Plan:
         """One plan. frame and goal: (H, W, 3) uint8, arrays or tensors, as environments render them. last: the plan
-        that was acted on before this one, towards the same goal; the rule terminal does not look at it."""
+        executed before this one, to the same goal; only a cost with ``warm_start`` uses it."""
         if type(seed) is bool or not isinstance(seed, (int, np.integer)) or not 0 <= seed <= MOST_SEED:
             raise UserError(f"seed must be a whole number from 0 to {MOST_SEED}, not {short(seed)}")
         frames = self.prepare(frame_to_tensor(frame, "frame"))
@@ -105,8 +109,8 @@ class Planner:
         return self.plan_batch(frames, goals, [make_rng(int(seed))], [last and last.rest])[0]
 
     def prepare(self, frames: Tensor) -> Tensor:
-        """(N, 3, H, W) uint8 of any size → the size the model was trained on. What that does to them and did not do
-        to the training frames is logged, once for each size."""
+        """(N, 3, H, W) uint8 of any size → the size that the model was trained on. Warns, once for each size, where
+        this changes images otherwise than it changed the training frames."""
         check_frames(frames)
         shape, size = tuple(frames.shape[-2:]), self.model.config.encoder.image_size
         if shape not in self._seen:
@@ -116,7 +120,6 @@ class Planner:
                 log.warning("%s", unlike)
         return reduce_frames(frames, size)
 
-    @torch.inference_mode()
     def plan_batch(
         self,
         frames: Tensor,
@@ -124,43 +127,44 @@ class Planner:
         rngs: Sequence[torch.Generator],
         rests: Sequence[np.ndarray | None] | None = None,
     ) -> list[Plan]:
-        """A plan for each of B episodes. frames and goals: (B, 3, S, S) uint8, prepared; one stream each.
+        """A plan for each of B episodes. frames and goals: (B, 3, S, S) uint8, prepared; one rng each.
 
-        ``rests``: for each episode what its last plan left over (``Plan.rest``), None in the beginning.
+        ``rests``: ``Plan.rest`` of the last plan of each episode, None at its start.
 
-        On the CPU episodes are planned one by one: matrix products round differently in batches of different
-        sizes, and an episode's plan must not depend on the company it was planned in.
+        On a CPU episodes are planned one by one: matrix products round differently in batches of different sizes,
+        and an episode's plan must not depend on the other episodes in its batch.
         """
         rests = rests or [None] * len(rngs)
         if not len(frames) == len(goals) == len(rngs) == len(rests):
             counts = f"{len(frames)} frames, {len(goals)} goals, {len(rngs)} rngs and {len(rests)} rests"
             raise ValueError(f"{counts} do not match")
         started = time.perf_counter()
-        start = starts(self.config, self.model.config.frameskip * self.model.action_size, rests).to(self.device)
+        start = starts(self.cost, self.model.config.frameskip * self.model.action_size, rests).to(self.device)
         together = self.device.type != "cpu" or len(rngs) == 1
         each = [slice(None)] if together else [slice(i, i + 1) for i in range(len(rngs))]
-        plans = [plan for one in each for plan in self._solve(frames[one], goals[one], rngs[one], start[one])]
+        with torch.no_grad() if self.solver.needs_gradients else torch.inference_mode():
+            plans = [plan for one in each for plan in self._solve(frames[one], goals[one], rngs[one], start[one])]
         self.seconds += time.perf_counter() - started
         return plans
 
     def _solve(self, frames: Tensor, goals: Tensor, rngs: Sequence[torch.Generator], start: Tensor) -> list[Plan]:
         model, execute = self.model, self.config.execute
         found = None
-        if self.device.type == "cuda" and not self.plain:
+        if self.device.type == "cuda" and not self.plain and not self.config.own_parts:
             found = self._search_captured(frames, goals, rngs, start)
         z, z_goal, mean, latents = found or self._search(frames, goals, rngs, start)
-        costs = judge(self.config, model.distance(latents, z_goal[:, None])).tolist()
+        costs = plan_costs(self.cost, model, z, mean, latents, z_goal).tolist()
         start_costs = model.distance(z, z_goal).tolist()
         standardised = mean[:, :execute].unflatten(-1, (-1, model.action_size)).flatten(1, 2)
         raw = model.normalizer.invert(standardised.cpu())
-        if self.config.clip_actions:  # again: the bounds themselves, not what rounding makes of them
+        if self.config.clip_actions:  # again, to the bounds themselves: inverting rounds
             raw = model.normalizer.clip(raw)
         novelty = self._novelty(z, z_goal, latents[:, -1])
         actions, imagined, rests = raw.numpy(), latents.cpu().numpy(), mean[:, execute:].cpu().numpy()
         return [Plan(*parts) for parts in zip(actions, costs, start_costs, imagined, novelty, rests, strict=True)]
 
     def _search(self, frames: Tensor, goals: Tensor, rngs: Sequence[torch.Generator], start: Tensor) -> Found:
-        model, config = self.model, self.config
+        model = self.model
         z = model.encode(frames.to(self.device))  # (B, …)
         z_goal = model.encode(goals.to(self.device))
         dynamics = self._dynamics()
@@ -169,7 +173,8 @@ class Planner:
             while True:
                 parts = candidates.split(max(1, self.chunk // len(candidates)), dim=1)
                 try:
-                    return torch.cat([cost(config, model, dynamics, z, part, z_goal) for part in parts], dim=1)
+                    each = (candidate_costs(self.cost, model, dynamics, z, part, z_goal) for part in parts)
+                    return torch.cat(list(each), dim=1)
                 except torch.cuda.OutOfMemoryError:
                     rows = parts[0].shape[0] * parts[0].shape[1]
                     if parts[0].shape[1] == 1:
@@ -178,7 +183,7 @@ class Planner:
                 log.warning("out of memory with %d candidates at once: %d from now on", rows, self.chunk)
                 torch.cuda.empty_cache()
 
-        mean, limits = cem(costs, start, config, rngs).mean, clip_limits(config, model)
+        mean, limits = self.solver(costs, start, rngs).mean, clip_limits(self.config, model)
         if limits is not None:
             mean = mean.clamp(*limits)
         exact = dynamics if self.dtype == torch.float32 else model
@@ -188,28 +193,28 @@ class Planner:
     def _search_captured(
         self, frames: Tensor, goals: Tensor, rngs: Sequence[torch.Generator], start: Tensor
     ) -> Found | None:
-        """None where this machine or this model cannot; a stream stands for its seed, so for one plan."""
+        """None where this machine or this model cannot. Of each rng only the seed is used, so one plan each."""
         try:
             with torch.cuda.device(self.device):  # kernels go to the current one
                 if self._captured is None:
                     self._captured = CapturedSearch(self.model, self.config, self.dtype)
                     log.info("fast path: CUDA graphs, products in %s", _name(self.dtype))
                 return self._captured(frames, goals, [s.initial_seed() for s in rngs], start)
-        except Exception as error:  # whatever a driver, a compiler or little memory brings about
+        except Exception as error:  # of a driver, a compiler or too little memory
             self._captured = None
-            self._do_without(f"{type(error).__name__}: {str(error).partition(chr(10))[0]}")
+            self._turn_off(error)
             return None
 
     def _dynamics(self) -> Dynamics:
-        """The model, or what its predictor offers instead, made anew where the weights have changed."""
+        """The model, or the fast rollout that its predictor offers, rebuilt when the weights change."""
         if self.plain:
             return self.model
         weights = Weights.of(self.model.predictor)
         if self._fast is None or weights != self._weights:
             try:
                 fast = fast_rollout(self.model, self.dtype)
-            except UserError as why:
-                self._do_without(str(why))
+            except UserError as error:
+                self._turn_off(error)
                 return self.model
             packable = self.device.type == "cpu" and isinstance(fast, FastTerminal)
             if packable and self._fast is None and not PackedProduct.supported(self.dtype):
@@ -218,24 +223,28 @@ class Planner:
         return self._fast
 
     def _automatic_chunk(self) -> int:
-        """No bound on a GPU, which says when its memory ends; on a CPU as many candidates as about 1 GiB holds."""
+        """No limit on a GPU, which reports when memory runs out; on a CPU as many candidates as fit about 1 GiB."""
         if self.device.type != "cpu":
             return LARGEST_CHUNK
         config, p = self.model.config, self.model.config.predictor
         steps = max(config.history, self.config.horizon)
         tokens = steps * (config.encoder.patches if p.kind == "patch" else 1)
-        # Of each token q, k, v, the answer and both sides of GELU; k and v, and the modulation, of all blocks.
+        # For each token: q, k, v, the output and both sides of GELU; and of all blocks k, v and the modulation.
         floats = tokens * (
-            4 * p.heads * p.head_dim + 2 * p.mlp + p.depth * (2 * p.heads * p.head_dim + 6 * p.width)
+            4 * p.heads * p.head_dim + 2 * p.mlp + p.depth * (2 * p.heads * p.head_dim + MODULATION * p.width)
         )
         return max(1, WORKING_SET // (4 * floats))
 
-    def _do_without(self, why: str) -> None:
-        log.warning("fast path: off (%s)", why)
+    def _turn_off(self, error: Exception) -> None:
+        """Plan without fast paths from now on; a predictor that offers none is no reason to warn."""
+        why = str(error).partition("\n")[0]
+        kind = "" if isinstance(error, UserError) else f"{type(error).__name__}: "
+        level = logging.INFO if isinstance(error, NoFastRollout) else logging.WARNING
+        log.log(level, "fast path: off (%s%s)", kind, why)
         self.plain = True
 
     def _novelty(self, *latents: Tensor) -> Sequence[Novelty | None]:
-        """Of frame, goal and end, (B, …) each, in one query."""
+        """Of frame, goal and end latents, (B, …) each, in one query."""
         if self.model.bank is None:
             return [None] * len(latents[0])
         ranks = self.model.bank.percentiles(torch.cat(latents)).unflatten(0, (3, -1))

@@ -147,12 +147,15 @@ def read_run(folder: str | Path) -> tuple[RunInfo, Normalizer]:
 
 def _from_format_2(data: dict[str, Any]) -> dict[str, Any]:
     """Settings under their present names."""
-    renamed = {"keep_tokens": "cache_tokens", "keep_frames": "cache_frames", "keep_every": "save_every"}
+    renamed = {
+        "train": {"keep_tokens": "cache_tokens", "keep_frames": "cache_frames", "keep_every": "save_every"},
+        "plan": {"rule": "cost"},
+    }
     config = data.get("config")
-    if isinstance(config, dict) and isinstance(config.get("train"), dict):
-        train = {renamed.get(name, name): value for name, value in config["train"].items()}
-        data = {**data, "config": {**config, "train": train}}
-    return {**data, "format": FORMAT}
+    for part, names in renamed.items():
+        if isinstance(config, dict) and isinstance(config.get(part), dict):
+            config = {**config, part: {names.get(name, name): value for name, value in config[part].items()}}
+    return {**data, "config": config, "format": FORMAT}
 
 
 def step_name(step: int) -> str:

@@ -219,7 +219,8 @@ class EvaluationResult:
         seeds, plan = self.protocol.seeds, self.plan
         return (
             f"{self.protocol.episodes} episodes for {len(seeds)} seed{'s' if len(seeds) > 1 else ''}, "
-            f"CEM {plan.candidates}×{plan.iterations}×{plan.horizon} with {plan.elites} elites"
+            f"{plan.solver.upper() if plan.solver == 'cem' else plan.solver} "
+            f"{plan.candidates}×{plan.iterations}×{plan.horizon} with {plan.elites} elites"
             + (f", {self.precision}" if self.precision else "")
             + (", plain" if self.plain else "")
         )
@@ -232,8 +233,10 @@ class EvaluationResult:
         plan, others = self.plan, [f"weights {self.weights}"] if self.weights else []
         if self.protocol.leave_out_solved:
             others.append("without those solved at the start")
-        if plan.rule != "terminal":
-            others.append(f"rule {plan.rule}")
+        if plan.cost != "terminal":
+            others.append(f"cost {plan.cost}")
+        if plan.solver != "cem":
+            others.append(f"solver {plan.solver}")
         if plan.execute != plan.horizon:
             others.append(f"replanned every {plan.execute}")
         if self.task != self.trained_task:
@@ -266,7 +269,7 @@ class EvaluationResult:
         found = data.get("format") if isinstance(data, dict) else None
         if found == 1:
             data = {"environments" if key == "stages" else key: value for key, value in data.items()}
-            data["format"] = FORMAT
+            data |= {"plan": _with_cost(data.get("plan")), "format": FORMAT}
         elif found is not None and found != FORMAT:
             raise UserError(
                 f"{path} has format {short(found)}, this version reads {FORMAT}: run `atlas eval` again, or "
@@ -279,6 +282,13 @@ class EvaluationResult:
             raise UserError(f"{path} is damaged ({why}): delete it, and run `atlas eval` again") from error
 
 
+def _with_cost(plan: Any) -> Any:
+    """The planning cost was called rule before format 2."""
+    if not isinstance(plan, dict):
+        return plan
+    return {"cost" if key == "rule" else key: value for key, value in plan.items()}
+
+
 def _earlier(data: Any) -> dict[str, Any]:
     """The layout before files had a format number, in today's: what was not recorded is None.
 
@@ -289,7 +299,7 @@ def _earlier(data: Any) -> dict[str, Any]:
     new |= {
         "trained_task": data["task"],
         "novelty_bank": bank | {"source": "evaluated data", "data": data["data"]["hash"]},
-        "plan": {"clip_actions": False} | data["plan"],  # no plan was clipped then
+        "plan": {"clip_actions": False} | _with_cost(data["plan"]),  # no plan was clipped then
         "film_every": 5,
         "written": "",
         "format": FORMAT,

@@ -193,5 +193,5 @@ class Clock:
 
 def metric_names(config: RunConfig) -> list[str]:
     losses = ["total", *config.objective.weights]
-    validated = [*losses, *(HEALTH if config.model.encoder.kind == "vit" else ())]
+    validated = [*losses, *(() if config.model.encoder.frozen else HEALTH)]
     return ["epoch", *losses, "lr", "grad_norm", "clips_per_second", *(f"val_{name}" for name in validated)]

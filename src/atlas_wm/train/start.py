@@ -82,7 +82,7 @@ def make_model(info: RunInfo, training_set: TrainingSet, resumed: bool) -> World
     model.run = info
     if source is not None:
         initialise(model, source, str(info.init))
-    if config.encoder.kind == "dinov2":
+    if config.encoder.frozen:
         load_dinov2(model.encoder, config.encoder.weights)
     return model
 
@@ -111,7 +111,7 @@ def token_encoder(
     model: WorldModel, settings: RunConfig, device: torch.device
 ) -> Callable[[Tensor], Tensor] | None:
     """(n, 3, S, S) uint8 frames → (n, K, w) tokens of a frozen encoder; None for an encoder that is trained."""
-    if settings.model.encoder.kind == "vit":
+    if not settings.model.encoder.frozen:
         return None
     model.to(device)
 

@@ -32,7 +32,7 @@ def validate(
     for batch in batches:
         clips = whole_batch(clip_latents(model, batch, mixed))
         losses.append(objective(clips, config.objective, generator, progress))
-        if config.model.encoder.kind == "vit":  # a frozen encoder cannot collapse
+        if not config.model.encoder.frozen:  # a frozen encoder cannot collapse
             latents.append(clips.z)
     model.train()
     return (mean_losses(losses) if losses else {}) | (collapse.measure(latents) if latents else {})

@@ -1,0 +1,105 @@
+"""What a candidate costs. Your own cost is a subclass of :class:`Cost` (docs/own-model.md).
+
+A plan may be replaced before it is used up. With ``terminal`` the goal is always a whole horizon away, so every
+new plan may postpone the arrival. With ``nearest`` a plan may arrive at any of its steps, and a search starts with
+the rest of the last plan, so that a new plan continues the old one unless it finds something better.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from atlas_wm.config import PlanConfig
+from atlas_wm.errors import UserError
+from atlas_wm.models.predictors import Dynamics
+from atlas_wm.models.world_model import WorldModel
+from atlas_wm.plugins import build
+
+
+class Imagined(NamedTuple):
+    """S candidates for each of B episodes, and what the model imagines of them. H is the horizon."""
+
+    model: WorldModel
+    start: Tensor  # (B, …) latents of the current frames
+    goal: Tensor  # (B, …) latents of the goal images
+    actions: Tensor  # (B, S, H, frameskip·A) standardised action chunks
+    latents: Tensor  # (B, S, H, …) after each chunk; for a cost with ``ends_only`` the last alone: (B, S, 1, …)
+
+    @property
+    def distances(self) -> Tensor:
+        """Of the latents from the goal, ‖ẑ_h − z_g‖²: (B, S, H), or (B, S, 1)"""
+        return self.model.distance(self.latents, self.goal[:, None, None])
+
+
+class Cost(ABC):
+    """What ``plan.cost`` names: built from the plan's config, gives each candidate a number."""
+
+    ends_only = False  # reads only the last latent: the planner may skip those before it
+    warm_start = False  # a search starts with the unused rest of the last plan, not at zero
+
+    def __init__(self, config: PlanConfig):
+        self.config = config
+
+    @abstractmethod
+    def __call__(self, imagined: Imagined) -> Tensor:
+        """(B, S): the smaller the better"""
+
+
+class Terminal(Cost):
+    """‖ẑ_H − z_g‖², the paper's."""
+
+    ends_only = True
+
+    def __call__(self, imagined: Imagined) -> Tensor:
+        return imagined.distances[..., -1]
+
+
+class Nearest(Cost):
+    """min_h ‖ẑ_h − z_g‖²"""
+
+    warm_start = True
+
+    def __call__(self, imagined: Imagined) -> Tensor:
+        return imagined.distances.amin(dim=-1)
+
+
+COSTS: dict[str, type[Cost]] = {"terminal": Terminal, "nearest": Nearest}
+
+
+def make_cost(config: PlanConfig) -> Cost:
+    return build("planning cost", config.cost, COSTS, Cost, config)
+
+
+def candidate_costs(
+    cost: Cost, model: WorldModel, dynamics: Dynamics, z: Tensor, candidates: Tensor, z_goal: Tensor
+) -> Tensor:
+    """z and z_goal: (B, …), candidates: (B, S, H, D) → (B, S)"""
+    if cost.ends_only:
+        latents = dynamics.terminal(z, candidates)[:, :, None]
+    else:
+        latents = dynamics.rollout(z, candidates)
+    costs = cost(Imagined(model, z, z_goal, candidates, latents))
+    if costs.shape != candidates.shape[:2]:
+        shapes = f"{tuple(costs.shape)}, not (episodes, candidates) = {tuple(candidates.shape[:2])}"
+        raise UserError(f"planning cost {type(cost).__name__} returned shape {shapes}")
+    return costs
+
+
+def plan_costs(cost: Cost, model: WorldModel, z: Tensor, mean: Tensor, latents: Tensor, z_goal: Tensor) -> Tensor:
+    """Of one plan each: mean (B, H, D), latents (B, H, …) → (B,)"""
+    read = latents[:, -1:] if cost.ends_only else latents
+    return cost(Imagined(model, z, z_goal, mean[:, None], read[:, None]))[:, 0]
+
+
+def starts(cost: Cost, action_chunk: int, rests: Sequence[np.ndarray | None]) -> Tensor:
+    """Where the searches of B episodes start, (B, H, D). rests: unused chunks of the last plans, (at most H, D)."""
+    start = torch.zeros(len(rests), cost.config.horizon, action_chunk)
+    if cost.warm_start:
+        for mine, rest in zip(start, rests, strict=True):
+            if rest is not None:
+                mine[: len(rest)] = torch.from_numpy(rest)
+    return start
