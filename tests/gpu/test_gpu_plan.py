@@ -10,6 +10,7 @@ import torch
 from on_device import DEVICE, FLOAT32, config_of, images, random_model
 
 from atlas_wm.plan.cem import CEM
+from atlas_wm.plan.costs import Cost
 from atlas_wm.plan.planner import Planner
 from atlas_wm.rng import make_rng
 
@@ -132,3 +133,21 @@ def test_out_of_memory_a_plan_comes_in_parts_and_is_the_same(plain, caplog):
     np.testing.assert_allclose([p.cost for p in found], [p.cost for p in expected], rtol=2e-2)
     same = [np.allclose(a.actions, b.actions, atol=1e-3) for a, b in zip(found, expected, strict=True)]
     assert np.mean(same) > 0.9  # where two costs are equal but for rounding, another candidate may be an elite
+
+
+class End(Cost):
+    """The paper's cost, as somebody else's class."""
+
+    def __call__(self, imagined):
+        return imagined.distances[..., -1]
+
+
+def test_an_own_cost_is_planned_with_without_graphs_and_by_the_fast_rollout(caplog):
+    model, plan = model_and_plan("demo", iterations=3)
+    frames, goals = frames_and_goals(model, 4)
+    planner = Planner(model, replace(plan, cost=f"{__name__}:End"), dtype=torch.float32)
+    with caplog.at_level(logging.INFO, "atlas_wm"):
+        found = planner.plan_batch(frames, goals, [make_rng(0, e) for e in range(4)])
+    assert "fast path: off" not in caplog.text and not planner.plain and planner._captured is None
+    expected = Planner(model, plan, plain=True).plan_batch(frames, goals, [make_rng(0, e) for e in range(4)])
+    np.testing.assert_allclose([p.cost for p in found], [p.cost for p in expected], rtol=2e-2)

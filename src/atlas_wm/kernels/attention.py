@@ -1,7 +1,9 @@
-"""Triton kernels for training the encoder: attention within a frame, forward and backward.
+"""Triton kernels that speed up training the encoder: attention within a frame, forward and backward.
 
-The patches of a frame fill the tiles of the products; the CLS token has a small tile of its own, outside the inner
-loops. Nothing is added up by atomics: the same input gives the same bits.
+Must equal torch's ``scaled_dot_product_attention`` (without a mask), as timm's ViT calls it, and its gradients.
+
+The patches of a frame fill the tiles of the products; the CLS token has a small tile, outside the inner loops. No
+sum uses atomics: the same input gives the same bits.
 """
 
 # mypy: allow-untyped-defs, allow-incomplete-defs
@@ -18,7 +20,7 @@ FEWEST = 16  # rows of a product
 
 
 @triton.jit
-def _places(which, PATCHES: tl.constexpr, HEADS: tl.constexpr, E: tl.constexpr):
+def _offsets(which, PATCHES: tl.constexpr, HEADS: tl.constexpr, E: tl.constexpr):
     """Where pair ``which`` of frame and head begins in (…, 3, HEADS, E), in (…, HEADS, E) and in (which, …)."""
     token = (which // HEADS).to(tl.int64) * (1 + PATCHES)
     head = (which % HEADS) * E
@@ -63,7 +65,7 @@ def _attend(qkv, out, lse, scale, PATCHES: tl.constexpr, HEADS: tl.constexpr, E:
     which, block = tl.program_id(0), tl.program_id(1)
     WIDTH: tl.constexpr = HEADS * E
     WHOLE: tl.constexpr = KEYS == PATCHES
-    three, one, line = _places(which, PATCHES, HEADS, E)
+    three, one, line = _offsets(which, PATCHES, HEADS, E)
     qkv, out, lse = qkv + three, out + one, lse + line
     e, n, few = tl.arange(0, E), tl.arange(0, BLOCK), tl.arange(0, FEW)
     k0, v0 = tl.load(qkv + WIDTH + e).to(tl.float32), tl.load(qkv + 2 * WIDTH + e).to(tl.float32)
@@ -109,7 +111,7 @@ def _attend_backward_queries(qkv, out, lse, grad, dqkv, deltas, sums, scale, PAT
     which = tl.program_id(0)
     WIDTH: tl.constexpr = HEADS * E
     WHOLE: tl.constexpr = KEYS == PATCHES
-    three, one, line = _places(which, PATCHES, HEADS, E)
+    three, one, line = _offsets(which, PATCHES, HEADS, E)
     qkv, dqkv, out, grad, lse, deltas = qkv + three, dqkv + three, out + one, grad + one, lse + line, deltas + line
     low = dqkv.dtype.element_ty
     scale2 = scale * 1.4426950408889634
@@ -175,7 +177,7 @@ def _attend_backward_keys(qkv, lse, grad, dqkv, deltas, sums, scale, PATCHES: tl
     which = tl.program_id(0)
     WIDTH: tl.constexpr = HEADS * E
     WHOLE: tl.constexpr = KEYS == PATCHES
-    three, one, line = _places(which, PATCHES, HEADS, E)
+    three, one, line = _offsets(which, PATCHES, HEADS, E)
     qkv, dqkv, grad, lse, deltas = qkv + three, dqkv + three, grad + one, lse + line, deltas + line
     low = dqkv.dtype.element_ty
     scale2 = scale * 1.4426950408889634

@@ -1,6 +1,6 @@
-"""Triton kernels of the cross-entropy method on a GPU: draw candidates, refit mean and deviation to the elites.
+"""Triton kernels that speed up CEM on a GPU: draw candidates, refit mean and standard deviation to the elites.
 
-The plain functions are in :mod:`atlas_wm.plan.cem`.
+Must equal one iteration of :class:`atlas_wm.plan.cem.CEM`, but for the source of the noise.
 """
 
 # mypy: allow-untyped-defs, allow-incomplete-defs
@@ -16,7 +16,7 @@ def _candidates(mean, std, keys, iteration, out, samples, SIZE, BLOCK: tl.conste
     episode = tl.program_id(0).to(tl.int64)
     i = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     here = i < samples * SIZE
-    number = tl.load(iteration).to(tl.int32) * samples * SIZE + i  # every draw of a plan has its own
+    number = tl.load(iteration).to(tl.int32) * samples * SIZE + i  # unique for every draw of a plan
     noise = tl.where(i < SIZE, 0.0, tl.randn(tl.load(keys + episode), number))  # candidate 0 is the mean
     j = episode * SIZE + i % SIZE
     value = tl.load(mean + j, mask=here) + tl.load(std + j, mask=here) * noise
@@ -26,8 +26,8 @@ def _candidates(mean, std, keys, iteration, out, samples, SIZE, BLOCK: tl.conste
 def draw_candidates(mean: Tensor, std: Tensor, keys: Tensor, iteration: Tensor, samples: int) -> Tensor:
     """mean + std·noise, candidate 0 the mean itself: (B, H, D) twice → (B, samples, H, D).
 
-    The noise is a function of an episode's key (B,) int64, the iteration (1,) and the index, by Philox: the
-    other episodes of a batch do not matter, and there is no state to store.
+    The noise is a function of an episode's key (B,) int64, the iteration (1,) and the index, by Philox: it does not
+    depend on the other episodes of a batch, and has no state to store.
     """
     out = mean.new_empty(len(mean), samples, *mean.shape[1:])
     size = mean[0].numel()
@@ -38,8 +38,8 @@ def draw_candidates(mean: Tensor, std: Tensor, keys: Tensor, iteration: Tensor, 
 
 @triton.jit
 def _elect(costs, elected, samples, elites, ROWS: tl.constexpr, BLOCK: tl.constexpr):
-    """1 for a candidate with fewer than ``elites`` cheaper ones, else 0. Of equal ones the earlier is cheaper, and
-    NaN is dearer than all."""
+    """1 for a candidate with fewer than ``elites`` cheaper ones, else 0. Of equal ones the earlier counts as
+    cheaper; NaN counts as infinite."""
     episode = tl.program_id(0).to(tl.int64)
     costs += episode * samples
     i = tl.program_id(1) * ROWS + tl.arange(0, ROWS)
@@ -57,7 +57,7 @@ def _elect(costs, elected, samples, elites, ROWS: tl.constexpr, BLOCK: tl.conste
 @triton.jit
 def _refine(elected, candidates, mean, std, iteration, samples, elites, SIZE, SIDE: tl.constexpr,
             BLOCK: tl.constexpr):  # fmt: skip
-    """Mean and deviation of the elected candidates of one episode."""
+    """Mean and standard deviation of the elected candidates of one episode."""
     episode = tl.program_id(0).to(tl.int64)
     elected += episode * samples
     candidates += episode * samples * SIZE
@@ -82,8 +82,8 @@ def _refine(elected, candidates, mean, std, iteration, samples, elites, SIZE, SI
 
 
 def refine(costs: Tensor, candidates: Tensor, elites: int, mean: Tensor, std: Tensor, iteration: Tensor) -> None:
-    """Mean and deviation of the cheapest candidates, (B, S) and (B, S, H, D) → (B, H, D) twice; and one iteration
-    more. What ``topk``, ``gather``, ``mean`` and ``std`` do, in two kernels."""
+    """Mean and standard deviation of the cheapest candidates, (B, S) and (B, S, H, D) → (B, H, D) twice; counts the
+    iteration. ``topk``, ``gather``, ``mean`` and ``std`` in two kernels."""
     episodes, samples = costs.shape
     size = mean[0].numel()
     elected = torch.empty(episodes, samples, dtype=torch.int8, device=costs.device)

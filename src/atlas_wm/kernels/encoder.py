@@ -1,8 +1,11 @@
-"""The encoder's blocks for training on a CUDA device: the same function, forward and backward, in few kernels.
+"""Speeds up training on a CUDA device: the ViT encoder, forward and backward, in few kernels.
 
-Between two matrix products there is one kernel, and the backward pass is written out, so that gradients of biases
-and norms fall out of kernels that run anyway. Products and what is kept for them are bf16, as under autocast; the
-residual stream and its gradient have 16 bits (fused_kernels.py).
+Must equal ``VisionTransformer.forward_features`` of timm on standardised frames, as ``ViTEncoder.forward``
+(models/encoders.py) calls it, and its gradients.
+
+One kernel stands between two matrix products. The backward pass is written out, so that kernels that run anyway
+also sum the gradients of biases and norms. Products and their saved inputs are bf16, as under autocast; the
+residual stream and its gradient have 16 bits (encoder_triton.py).
 """
 
 from collections.abc import Iterator
@@ -18,7 +21,6 @@ from atlas_wm.config import EncoderConfig
 from atlas_wm.kernels import attention
 from atlas_wm.kernels import encoder_triton as kernels
 
-PER_BLOCK = 12  # parameters
 TAKES = "a trained ViT with heads of 16, 32 or 64 and at most 256 patches"
 
 
@@ -39,8 +41,11 @@ class _Block(NamedTuple):
     down_bias: Tensor
 
 
-class _Kept(NamedTuple):
-    """What the backward pass of one block reads."""
+PER_BLOCK = len(_Block._fields)
+
+
+class _Saved(NamedTuple):
+    """Activations of one block, then weights, that its backward pass reads."""
 
     x1: Tensor  # (M, w), M = frames · tokens
     moments1: Tensor  # (M, 2)
@@ -53,6 +58,12 @@ class _Kept(NamedTuple):
     y2: Tensor  # (M, w)
     h: Tensor  # (M, hidden)
     g: Tensor  # (M, hidden)
+    w_qkv: Tensor
+    w_out: Tensor
+    w_up: Tensor
+    w_down: Tensor
+    norm1: Tensor
+    norm2: Tensor
 
 
 def supports(config: EncoderConfig) -> bool:
@@ -68,7 +79,7 @@ def fused_tokens(
 ) -> tuple[Tensor, Tensor]:
     """``vit.forward_features`` of frames (N, 3, S, S) uint8, normalised: CLS token (N, w) and patches (N, K, w).
 
-    Whole numbers from −128 to 127 are exact in bf16, so they enter the product, and the normalisation its weights.
+    Integers from −128 to 127 are exact in bf16: they enter the product, and its weights include the normalisation.
     """
     embed: Any = vit.patch_embed
     weight, scale = embed.proj.weight, 1 / (255 * std)
@@ -76,17 +87,17 @@ def fused_tokens(
     patches = kernels.patches(frames, embed.patch_size[0], dtype)
     folded = (weight * scale).flatten(1).to(dtype)
     x = linear(patches.flatten(0, 1), pad(folded, (0, patches.shape[-1] - folded.shape[1])))
-    places: Any = vit.pos_embed
+    positions: Any = vit.pos_embed
     cls: Any = vit.cls_token
-    assert places.shape[1] == patches.shape[1]  # here they are not interpolated
-    start = places[0] + torch.cat([cls[0], (embed.proj.bias + shift).expand(places.shape[1] - 1, -1)])
+    assert positions.shape[1] == patches.shape[1]  # they are not interpolated here
+    start = positions[0] + torch.cat([cls[0], (embed.proj.bias + shift).expand(positions.shape[1] - 1, -1)])
     return fused_blocks(vit, x, start, dtype)
 
 
 def fused_blocks(vit: VisionTransformer, x: Tensor, start: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     """``vit.norm(vit.blocks(x + start))``: the CLS token (N, w) and the patches (N, K, w), in float32.
 
-    x: (N · (1 + K), w) in ``dtype``, that of the products; start: (1 + K, w), what every frame begins with.
+    x: (N · (1 + K), w) in ``dtype``, that of the products; start: (1 + K, w), added to every frame.
     """
     norm: Any = vit.norm
     blocks: Any = vit.blocks
@@ -123,8 +134,10 @@ class _Blocks(torch.autograd.Function):
             h = torch.addmm(b.up_bias, y2, b.up.T)
             g = kernels.gelu(h)
             change = torch.addmm(b.down_bias, g, b.down.T)
-            saved += _Kept(x1, moments1, y1, qkv, lse, attended, stream.rounded, moments2, y2, h, g)
-            saved += b.qkv, b.out, b.up, b.down, full.norm1, full.norm2
+            saved += _Saved(
+                x1, moments1, y1, qkv, lse, attended, stream.rounded, moments2, y2, h, g,
+                b.qkv, b.out, b.up, b.down, full.norm1, full.norm2,
+            )  # fmt: skip
         stream, y, moments = kernels.add_norm(stream, change, norm, norm_bias, eps, torch.float32)
         ctx.save_for_backward(*saved, stream.rounded, moments, norm)
         ctx.frames, ctx.heads = frames, heads
@@ -137,20 +150,21 @@ class _Blocks(torch.autograd.Function):
     def backward(ctx: Any, d_cls: Tensor | None, d_patches: Tensor | None) -> tuple[Tensor | None, ...]:
         *saved, x, moments, norm = ctx.saved_tensors
         frames, heads = ctx.frames, ctx.heads
-        each = len(_Kept._fields) + 6
-        depth, tokens, width = len(saved) // each, len(x) // frames, x.shape[1]
-        # What kernels sum over some rows; over all of them it is summed at the end, for all blocks at once.
+        each = len(_Saved._fields)
+        blocks = [_Saved(*saved[i : i + each]) for i in range(0, len(saved), each)]
+        depth, tokens, width = len(blocks), len(x) // frames, x.shape[1]
+        # Kernels sum over some rows each; the sum over all rows follows at the end, for all blocks at once.
         programs = -(-len(x) // kernels.ROWS_A_PROGRAM)
         norm_sums = torch.empty(2 * depth + 1, programs, 3, width, device=x.device)
-        up_sums = norm_sums.new_empty(depth, programs, saved[len(_Kept._fields) - 1].shape[1])
+        up_sums = norm_sums.new_empty(depth, programs, blocks[0].g.shape[1])
         q_sums: list[Tensor] = []
         outs: list[Tensor] = []
 
-        # The objective looks at the CLS token alone unless a term of the user's own has a gradient for the patches.
-        # Then the last block, but for its keys and values, is a matter of one token in 257.
+        # Only the user's own loss terms have a gradient for the patches. Without it the last block needs, but for
+        # its keys and values, one token in 257.
         only_cls = d_patches is None
         if only_cls:
-            assert d_cls is not None  # or nobody would ask
+            assert d_cls is not None  # otherwise there is no backward pass
             grad = d_cls.contiguous()
         else:
             assert d_patches is not None
@@ -168,28 +182,29 @@ class _Blocks(torch.autograd.Function):
         weights: list[tuple[Tensor, ...]] = []
         dx = kernels.add_norm_backward(grad, None, picked(x), picked(moments), norm, norm_sums[-1])
         for i in reversed(range(depth)):
-            *tensors, qkv, out, up, down, norm1, norm2 = saved[i * each : (i + 1) * each]
-            kept = _Kept(*tensors)
-            d_down = kernels.weight_gradient(dx.rounded, picked(kept.g))
-            dh = kernels.gelu_backward(dx.rounded @ down, picked(kept.h), up_sums[i])
-            d_up = kernels.weight_gradient(dh, picked(kept.y2))
-            x2, moments2, sums = picked(kept.x2), picked(kept.moments2), norm_sums[2 * i + 1]
-            dx = kernels.add_norm_backward(dh @ up, dx, x2, moments2, norm2, sums)
-            d_out = kernels.weight_gradient(dx.rounded, picked(kept.attended))
-            d_attended = dx.rounded @ out
+            block = blocks[i]
+            d_down = kernels.weight_gradient(dx.rounded, picked(block.g))
+            dh = kernels.gelu_backward(dx.rounded @ block.w_down, picked(block.h), up_sums[i])
+            d_up = kernels.weight_gradient(dh, picked(block.y2))
+            x2, moments2, sums = picked(block.x2), picked(block.moments2), norm_sums[2 * i + 1]
+            dx = kernels.add_norm_backward(dh @ block.w_up, dx, x2, moments2, block.norm2, sums)
+            d_out = kernels.weight_gradient(dx.rounded, picked(block.attended))
+            d_attended = dx.rounded @ block.w_out
             if only_cls:
                 dx, d_attended = dx.map(spread), spread(d_attended)
-            dqkv, sums = attention.attend_backward(d_attended, kept.qkv, kept.attended, kept.lse, heads, only_cls)
+            dqkv, sums = attention.attend_backward(
+                d_attended, block.qkv, block.attended, block.lse, heads, only_cls
+            )
             q_sums.insert(0, sums)
-            outs.insert(0, out)
+            outs.insert(0, block.w_out)
             only_cls = False
-            d_qkv = kernels.weight_gradient(dqkv, kept.y1)
+            d_qkv = kernels.weight_gradient(dqkv, block.y1)
             sums = norm_sums[2 * i]
-            dx = kernels.add_norm_backward(dqkv @ qkv, dx, kept.x1, kept.moments1, norm1, sums)
+            dx = kernels.add_norm_backward(dqkv @ block.w_qkv, dx, block.x1, block.moments1, block.norm1, sums)
             weights.insert(0, (d_qkv, d_out, d_up, d_down))
 
         norms, up_bias = norm_sums.sum(dim=1), up_sums.sum(dim=1)
-        # Of qkv's bias: the same for all keys changes no softmax, the same for all values is added to the answer.
+        # Of qkv's bias: a shift of all keys changes no softmax; a shift of all values is added to the output.
         q_bias = torch.stack(q_sums).sum(dim=(1, 3)).flatten(1)
         v_bias = (norms[1::2, 2, :, None] * torch.stack(outs)).sum(dim=1)
         qkv_bias = torch.cat([q_bias, torch.zeros_like(q_bias), v_bias], dim=1)

@@ -1,11 +1,13 @@
-"""Triton kernels for training the encoder: norms, GELU and patches, forward and backward.
+"""Triton kernels that speed up training the encoder: norms, GELU and patches, forward and backward.
 
-They are bound by memory, so each reads and writes everything once, and sums for the gradients of biases and norms
-fall out on the way. Sums are float32, whatever the products read.
+Must equal torch's ``layer_norm`` and exact ``gelu``, their gradients, and the patches of timm's ``PatchEmbed``.
+
+They are bound by memory, so each reads and writes everything once, and sums the gradients of biases and norms in
+the same pass. Sums are float32, whatever the dtype of the products.
 
 Where products are bf16, the residual stream and its gradient are two bf16 numbers, rounded and rest, whose sum has
-16 bits. The rounded gradient is what products read, so it need not be written twice; of x the backward pass of a
-norm reads no more than that.
+16 bits. Products read the rounded gradient, so it is not written twice; the backward pass of a norm reads only the
+rounded x.
 """
 
 # mypy: allow-untyped-defs, allow-incomplete-defs
@@ -58,12 +60,12 @@ def _add_norm(x, x_rest, change, weight, bias, x_out, rest_out, out, moments, ro
 def _add_norm_backward(grad, later, later_rest, x, moments, weight, dx, dx_rest, sums, rows, WIDTH: tl.constexpr,
                        SIDE: tl.constexpr, ROWS: tl.constexpr, REPEAT: tl.constexpr, HAS_LATER: tl.constexpr,
                        SPLIT: tl.constexpr):  # fmt: skip
-    """dx of ``_add_norm``, plus the gradient that reached x_out by a later way; and sums over rows of the gradients
-    of weight and bias, and of dx, which is the gradient of the bias inside ``change``: (programs, 3, WIDTH)."""
+    """dx of ``_add_norm``, plus the gradient of x_out from later layers; and sums over rows of the gradients of
+    weight and bias, and of dx, which is the gradient of the bias inside ``change``: (programs, 3, WIDTH)."""
     c = tl.arange(0, SIDE)
     inside = c < WIDTH
     scale = tl.load(weight + c, mask=inside, other=0.0)[None, :]
-    d_weight = tl.zeros([ROWS, SIDE], tl.float32)  # rows are summed at the end: between warps that is dear
+    d_weight = tl.zeros([ROWS, SIDE], tl.float32)  # rows are summed at the end: sums across warps are slow
     d_bias = tl.zeros([ROWS, SIDE], tl.float32)
     d_change = tl.zeros([ROWS, SIDE], tl.float32)
     for i in range(REPEAT):
@@ -93,8 +95,8 @@ def _add_norm_backward(grad, later, later_rest, x, moments, weight, dx, dx_rest,
 
 @triton.jit
 def _normal(x):
-    """Φ and φ of the standard normal. The error of Φ is below 1e-7 (Abramowitz and Stegun 7.1.26), and the
-    exponential serves both: the library's erf would take longer than the memory."""
+    """Φ and φ of the standard normal. The error of Φ is below 1e-7 (Abramowitz and Stegun 7.1.26), and both use one
+    exponential: the library's erf would take longer than the memory traffic."""
     density = tl.exp2(x * x * -0.7213475204444817)  # exp(−x²/2)
     t = 1 / (1 + 0.3275911 * 0.7071067811865476 * tl.abs(x))
     tail = 0.5 * density * t * (
@@ -149,7 +151,7 @@ def _patches(frames, out, grid, size, PATCH: tl.constexpr, INNER: tl.constexpr, 
 
 
 class Split(NamedTuple):
-    """(M, w); without a rest it is not split."""
+    """(M, w); not split if there is no rest."""
 
     rounded: Tensor
     rest: Tensor | None = None
@@ -166,7 +168,7 @@ class Split(NamedTuple):
 def add_norm(
     x: Split, change: Tensor, weight: Tensor, bias: Tensor, eps: float, dtype: torch.dtype
 ) -> tuple[Split, Tensor, Tensor]:
-    """x + change (M, w), split if that is bf16; its LayerNorm in ``dtype``; and mean and 1/deviation of each row:
+    """x + change (M, w), split if that is bf16; its LayerNorm in ``dtype``; and mean and 1/std of each row:
     (M, 2). x has M rows, or fewer that repeat themselves."""
     rows, width = change.shape
     x_out, out = Split.empty(change.shape, change.dtype, change.device), torch.empty_like(change, dtype=dtype)
@@ -182,8 +184,8 @@ def add_norm(
 def add_norm_backward(
     grad: Tensor, later: Split | None, x: Tensor, moments: Tensor, weight: Tensor, sums: Tensor
 ) -> Split:
-    """Of x_out's norm; ``later``: the gradient that reached x_out otherwise. dx (M, w), split if x is rounded.
-    What sums up to the gradients of weight, bias and the bias inside change goes to ``sums`` (programs, 3, w)."""
+    """Of x_out's norm; ``later``: the gradient of x_out from later layers. dx (M, w), split if x is rounded.
+    Partial sums of the gradients of weight, bias and the bias inside change go to ``sums`` (programs, 3, w)."""
     rows, width = x.shape
     dx = Split.empty(x.shape, x.dtype, x.device)
     side, block = triton.next_power_of_2(width), 2
@@ -212,8 +214,8 @@ def gelu_backward(grad: Tensor, x: Tensor, sums: Tensor) -> Tensor:
 
 
 def patches(frames: Tensor, patch: int, dtype: torch.dtype) -> Tensor:
-    """The patches of frames (N, 3, S, S) uint8, less 128, which is exact in bf16: (N, 1 + K, 3·p²). Zeros fill them
-    up to a multiple of 16, as fast products want it, and stand before them, where the CLS token will be."""
+    """The patches of frames (N, 3, S, S) uint8, less 128, which is exact in bf16: (N, 1 + K, 3·p²). Zeros pad
+    them to a multiple of 16, for fast products, and stand before them, for the CLS token."""
     count, size = len(frames), frames.shape[-1]
     grid, inner = size // patch, 3 * patch * patch
     padded = triton.cdiv(inner, 16) * 16

@@ -1,8 +1,11 @@
-"""The predictor's blocks for training on a CUDA device: the same function, forward and backward, in few kernels.
+"""Speeds up training on a CUDA device: the predictor's blocks, forward and backward, in few kernels.
 
-Nothing here is large: a clip has three tokens, and written out plainly a step is 900 kernels that take longer to
-begin than to run. So between two products there is one kernel, the modulation of all blocks is one product, and the
-gradients of the weights, whose shapes are those of every block, are one product for all blocks.
+Must equal ``CausalPredictor.forward`` (models/predictors.py), from its first block to its last norm, and its
+gradients.
+
+A clip has three tokens, so every tensor is small: plainly, a step is 900 kernels that take longer to launch than to
+run. Here one kernel stands between two products, the modulation of all blocks is one product, and the gradients of
+weights of one shape are one product for all blocks.
 """
 
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -53,6 +56,7 @@ def fused_blocks(
     """``predictor.norm(predictor.blocks(x, condition))``: (B, T, w) twice → (B, T, w) in ``dtype``, that of the
     products. The residual stream is float32."""
     blocks: Any = predictor.blocks
+    eps = blocks[0].norm.eps, blocks[0].attention_norm.eps
     products = [
         p
         for b in blocks
@@ -64,7 +68,9 @@ def fused_blocks(
     norms = [norm for b in blocks for norm in (b.attention_norm, b.mlp_norm)] + [predictor.norm]
     affine = [p for norm in norms for p in (norm.weight, norm.bias)]
     heads, dropout = blocks[0].attention.heads, blocks[0].mlp.dropout.p if predictor.training else 0.0
-    return _Function.apply(x.float(), condition.float(), heads, dropout, dtype, len(blocks), *products, *affine)
+    return _Function.apply(
+        x.float(), condition.float(), heads, dropout, eps, dtype, len(blocks), *products, *affine
+    )
 
 
 def _stacked(parameters: list[Tensor], dtype: torch.dtype) -> _Blocks:
@@ -86,6 +92,7 @@ class _Function(torch.autograd.Function):
         condition: Tensor,
         heads: int,
         rate: float,
+        eps: tuple[float, float],
         dtype: torch.dtype,
         depth: int,
         *parameters: Tensor,
@@ -98,9 +105,9 @@ class _Function(torch.autograd.Function):
         dropout = kernels.Dropout(torch.randint(2**62, (1,), device=x.device), rate)
         active = silu(condition.reshape(rows, width)).to(dtype)
         modulation = torch.addmm(low.modulation_bias.flatten(), active, low.modulation.flatten(0, 1).T)
-        branches = kernels.Branches(modulation.view(rows, 2 * depth, 3, width), dropout)
+        branches = kernels.Branches(modulation.view(rows, 2 * depth, 3, width), dropout, *eps)
 
-        # Of every branch what it read and answered; xs: the residual stream before it, and after the last.
+        # Input and output of every branch; xs: the residual stream before each, and after the last.
         xs, ys = x.new_empty(2 * depth + 1, rows, width), new(2 * depth, rows, width)
         changes, last = torch.empty_like(ys), new(rows, width)
         qkvs, attended = new(depth, rows, 3 * inner), new(depth, rows, inner)
@@ -125,18 +132,18 @@ class _Function(torch.autograd.Function):
         ctx.save_for_backward(
             condition, active, modulation, dropout.key, xs, ys, changes, qkvs, attended, hs, gs, *low, *affine[::2]
         )
-        ctx.settings = depth, heads, tokens, rate
+        ctx.settings = depth, heads, tokens, rate, eps
         return last.view(shape)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         condition, active, modulation, key, xs, ys, changes, qkvs, attended, hs, gs, *rest = ctx.saved_tensors
-        depth, heads, tokens, rate = ctx.settings
+        depth, heads, tokens, rate, eps = ctx.settings
         low, norms = _Blocks(*rest[:PER_BLOCK]), rest[PER_BLOCK:]
         rows, width = ys.shape[1:]
         dropout = kernels.Dropout(key, rate)
-        branches = kernels.Branches(modulation.view(rows, 2 * depth, 3, width), dropout)
+        branches = kernels.Branches(modulation.view(rows, 2 * depth, 3, width), dropout, *eps)
         d_changes, d_modulation = torch.empty_like(changes), torch.empty_like(modulation)
         d_qkvs, d_hs = torch.empty_like(qkvs), torch.empty_like(hs)
         sums = xs.new_empty(2 * depth + 1, kernels.programs(rows), 2, width)
@@ -173,7 +180,7 @@ class _Function(torch.autograd.Function):
         )
         d_condition = torch.ops.aten.silu_backward(d_active.float(), condition.reshape(rows, width))
         return (
-            *(dx.view(grad.shape), d_condition.view(grad.shape), None, None, None, None),
+            *(dx.view(grad.shape), d_condition.view(grad.shape), None, None, None, None, None),
             *(kind[i] for i in range(depth) for kind in gradients),
             *sums.sum(dim=1).flatten(0, 1),
         )

@@ -1,15 +1,14 @@
-"""Where action sequences end, without repeated work: what planning spends its time on.
+"""Speeds up planning: rollouts of :class:`CausalPredictor` in eval mode, without repeated work.
 
-The same numbers as :meth:`CausalPredictor.terminal`, computed in another order:
+Must equal ``CausalPredictor.rollout`` and ``terminal`` (models/predictors.py). The order of the work differs:
 
-- While the window grows, keys and values of earlier tokens stay as they are and are kept; only the new token is
-  computed. When it slides, positions are counted anew, so its tokens are computed again; of the last block only
-  the last token.
-- The modulation of all blocks and steps is one product, since an action keeps its embedding in every window.
+- While the window grows, keys and values of earlier tokens come from a kv_cache; only the new token is computed.
+  When the window slides, positions start at 0 again, so its tokens are recomputed; in the last block only the last.
+- The modulation of all blocks and steps is one product, since an action has the same embedding in every window.
 - Weights of normalisations are folded into the products behind them, BatchNorm's included.
-- The first token of a window sees only itself: its attention is W_o·W_v, one small product without a query.
-- Attention over at most ``history`` tokens is written out: a general kernel is mostly overhead there.
-- On a CPU weights are packed for oneDNN, whose products take bias and GELU along.
+- The first token of a window attends only to itself: its attention is W_o·W_v, one small product without a query.
+- Attention over at most ``history`` tokens is written out: a general kernel would be mostly overhead.
+- On a CPU weights are packed for oneDNN, whose products include bias and GELU.
 """
 
 from collections.abc import Sequence
@@ -22,7 +21,7 @@ from torch.nn.functional import gelu, layer_norm, linear, silu
 if TYPE_CHECKING:
     from atlas_wm.models.predictors import CausalPredictor
 
-WORTH_PACKING = 2**15  # weights; a packed product takes 12 µs longer to begin, and gains with its size
+WORTH_PACKING = 2**15  # weights; a packed product takes 12 µs longer to start, and gains with its size
 
 
 class Product(NamedTuple):
@@ -30,22 +29,21 @@ class Product(NamedTuple):
     bias: Tensor | None
 
     def __call__(self, x: Tensor) -> Tensor:
-        return linear(
-            x.contiguous(), self.weight, self.bias
-        )  # of a slice it would be one product for each sequence
+        # contiguous: of a slice, linear computes one product for each sequence
+        return linear(x.contiguous(), self.weight, self.bias)
 
     def then_gelu(self, x: Tensor) -> Tensor:
         return gelu(self(x))
 
 
 class PackedProduct(Product):
-    """The same by oneDNN, from weights in its own order; without gradients."""
+    """The same by oneDNN, from weights in oneDNN's layout; without gradients."""
 
     __slots__ = ()
 
     @staticmethod
     def supported(dtype: torch.dtype = torch.float32) -> bool:
-        """What torch.compile uses on a CPU; not every build of torch has it, nor every CPU bf16."""
+        """torch.compile uses these on a CPU. Not every build of torch has them, and not every CPU has bf16."""
         if not torch.backends.mkldnn.is_available() or not hasattr(torch.ops.mkldnn, "_linear_pointwise"):
             return False
         return dtype == torch.float32 or torch.ops.mkldnn._is_mkldnn_bf16_supported()
@@ -71,7 +69,7 @@ class BlockWeights(NamedTuple):
 
 
 def _after_norm(layer: nn.Linear, norm: nn.LayerNorm) -> tuple[Tensor, Tensor]:
-    """The product behind a LayerNorm, taking over its weight and bias: W(γx + β) + b = (Wγ)x + (Wβ + b)"""
+    """The product behind a LayerNorm, with the norm folded in: W(γx + β) + b = (Wγ)x + (Wβ + b)"""
     bias = layer.weight @ norm.bias
     return layer.weight * norm.weight, bias if layer.bias is None else bias + layer.bias
 
@@ -83,9 +81,9 @@ def _before_batchnorm(weight: Tensor, bias: Tensor, norm: nn.BatchNorm1d) -> tup
 
 
 class FastTerminal:
-    """``FastTerminal(predictor)(z, actions)`` is ``predictor.terminal(z, actions)`` in eval mode.
+    """``FastTerminal(predictor)(z, actions)`` equals ``predictor.terminal(z, actions)`` in eval mode.
 
-    The weights are copied: make a new one after they change. ``pack``: for a CPU (:class:`PackedProduct`).
+    The weights are copied: build a new one after they change. ``pack``: for a CPU (:class:`PackedProduct`).
     """
 
     @torch.no_grad()
@@ -107,6 +105,7 @@ class FastTerminal:
             torch.cat([m.weight for m in modulation]),
             torch.cat([m.bias for m in modulation]),
         )
+        self.eps, self.norm_eps = blocks[0].norm.eps, blocks[0].attention_norm.eps
         self.blocks = []
         for block in blocks:
             attention = block.attention
@@ -142,49 +141,56 @@ class FastTerminal:
     def _latents(self, z: Tensor, actions: Tensor) -> list[Tensor]:
         _, samples, horizon, _ = actions.shape
         embedded = self.action_out(silu(self.action_in(actions.to(self.dtype).flatten(0, 1))))  # (N, H, w)
-        modulation = self.modulation(silu(embedded)).unflatten(-1, (len(self.blocks), 6, -1))  # (N, H, L, 6, w)
+        width = self.positions.shape[1]
+        modulation = self.modulation(silu(embedded)).unflatten(-1, (len(self.blocks), -1, width))  # (N, H, L, 6, w)
         latent = z.to(self.dtype).repeat_interleave(samples, dim=0)
         latents: list[Tensor] = []
         tokens: list[Tensor] = []
-        kept: list[Any] = []
+        kv_cache: list[Any] = []
         for step in range(horizon):
             tokens.append(latent if self.enter is None else self.enter(latent))
-            place = step if step < self.history else 0
+            position = step if step < self.history else 0
             first = step if step < self.history else step + 1 - self.history
             window = tokens[-1][:, None] if first == step else torch.stack(tokens[first:], dim=1)
-            latent, kept = self.step(window, place, modulation[:, first : step + 1], kept)
+            latent, kv_cache = self.step(window, position, modulation[:, first : step + 1], kv_cache)
             latents.append(latent)
         return latents
 
-    def step(self, tokens: Tensor, place: int, modulation: Tensor, kept: list[Any]) -> tuple[Tensor, list[Any]]:
-        """The latent after new tokens (N, n, w), the first of which has this place in the window.
+    def step(
+        self, tokens: Tensor, position: int, modulation: Tensor, kv_cache: list[Any]
+    ) -> tuple[Tensor, list[Any]]:
+        """The latent after new tokens (N, n, w), the first of which has this position in the window.
 
-        ``kept``: for each block the keys and the values of the tokens before them, (N, h, e) each. Of the last
-        block only the last token is computed.
+        ``kv_cache``: for each block the keys and values of the tokens before them, (N, h, e) each; the new one is
+        returned. In the last block only the last token is computed.
         """
-        keep: list[Any] = []
+        new_cache: list[Any] = []
         width = tokens.shape[-1:]
-        x = tokens + self.positions[place : place + tokens.shape[1]]
+        x = tokens + self.positions[position : position + tokens.shape[1]]
         for number, block in enumerate(self.blocks):
             shift_a, scale_a, gate_a, shift_m, scale_m, gate_m = modulation[:, :, number].unbind(dim=2)
-            y = layer_norm(_modulate(layer_norm(x, width, eps=1e-6), scale_a, shift_a), width)
-            past = kept[number] if place else ([], [])
+            y = self._norms(x, scale_a, shift_a)
+            past = kv_cache[number] if position else ([], [])
             last = number == len(self.blocks) - 1
             attended, keys, values = self._attention(block, y, past, only_last=last)
-            keep.append((keys, values))
+            new_cache.append((keys, values))
             if last:
                 x, gate_a, shift_m, scale_m, gate_m = (t[:, -1:] for t in (x, gate_a, shift_m, scale_m, gate_m))
             x = torch.addcmul(x, gate_a, attended)
-            y = layer_norm(_modulate(layer_norm(x, width, eps=1e-6), scale_m, shift_m), width)
+            y = self._norms(x, scale_m, shift_m)
             x = torch.addcmul(x, gate_m, block.down(block.up.then_gelu(y)))
-        return self.head_out(self.head_in.then_gelu(layer_norm(x[:, -1], width))), keep
+        return self.head_out(self.head_in.then_gelu(layer_norm(x[:, -1], width, eps=self.norm_eps))), new_cache
+
+    def _norms(self, x: Tensor, scale: Tensor, shift: Tensor) -> Tensor:
+        width = x.shape[-1:]
+        return layer_norm(_modulate(layer_norm(x, width, eps=self.eps), scale, shift), width, eps=self.norm_eps)
 
     def _attention(
         self, block: BlockWeights, y: Tensor, past: tuple[list[Tensor], list[Tensor]], only_last: bool
     ) -> tuple[Tensor, list[Tensor], list[Tensor]]:
         """What attention adds to the new tokens y, (N, n, w), or to the last of them; and all keys and values.
 
-        A token that is not asked for, or that sees only itself, needs no query.
+        A token that is not returned, or that attends only to itself, needs no query.
         """
         keys, values, answers = list(past[0]), list(past[1]), []
         silent = 0  # tokens without a query

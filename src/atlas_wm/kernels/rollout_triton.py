@@ -1,10 +1,11 @@
-"""Triton kernels for planning on a GPU: the ends of action sequences in seven kernels a block.
+"""Triton kernels that speed up planning on a GPU: :class:`FastTerminal` in seven kernels a block.
 
-One plan is hundreds of small products after each other, so what costs time is the number of kernels, and with many
-plans at once the traffic between them. Here all that lies between two products is one kernel: residual, both
-normalisations and the modulation; attention; and GELU is part of the product before it.
+Must equal ``CausalPredictor.rollout`` and ``terminal`` (models/predictors.py), as :mod:`atlas_wm.kernels.rollout`
+does. A plan is hundreds of small products in sequence, so the number of kernels costs time, and with many plans at
+once the memory traffic between them. Here everything between two products is one kernel: residual, both norms and
+the modulation; attention; and GELU is part of the product before it.
 
-The residual stream and all sums are float32, whatever the products read.
+The residual stream and all sums are float32, whatever the dtype of the products.
 """
 
 # mypy: allow-untyped-defs, allow-incomplete-defs
@@ -39,7 +40,7 @@ def _residual(x, change, gate, x_out, k, here, HAS_GATE: tl.constexpr):
 
 @triton.jit
 def _moments(a, b, WIDTH: tl.constexpr, eps):
-    """Mean and 1/deviation of rows that lie in two pieces."""
+    """Mean and 1/std of rows that lie in two pieces."""
     mean = ((tl.sum(a, 1) + tl.sum(b, 1)) / WIDTH)[:, None]
     variance = (tl.sum((a - mean) * (a - mean), 1) + tl.sum((b - mean) * (b - mean), 1)) / WIDTH
     return mean, (1 / tl.sqrt(variance + eps))[:, None]
@@ -56,11 +57,12 @@ def _normalise(
     x, change, gate, scale, shift, x_out, out,
     rows, steps, x_n, x_t, change_n, change_t, mod_n, mod_t,
     A: tl.constexpr, B: tl.constexpr, HAS_GATE: tl.constexpr, MODULATED: tl.constexpr, ROWS: tl.constexpr,
+    EPS: tl.constexpr, NORM_EPS: tl.constexpr,
 ):  # fmt: skip
     """x_out = x + gate·change, out = norm(modulate(norm(x_out))).
 
-    A row is a token: number n of a sequence, t of a step. Its A + B coordinates are held as two pieces, for a
-    piece has to be a power of two.
+    A row is one token: sequence n, step t. Its A + B coordinates are held as two pieces, because a piece has to be
+    a power of two.
     """
     r = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     n, t, here = (r // steps).to(tl.int64), r % steps, (r < rows)[:, None]
@@ -75,10 +77,10 @@ def _normalise(
     a = _residual(x, change, gate, x_out, ka, here, HAS_GATE)
     b = _residual(x, change, gate, x_out, kb, here, HAS_GATE)
     if MODULATED:
-        mean, rate = _moments(a, b, A + B, 1e-6)
+        mean, rate = _moments(a, b, A + B, EPS)
         a = _modulate(a, mean, rate, scale, shift, ka, here)
         b = _modulate(b, mean, rate, scale, shift, kb, here)
-    mean, rate = _moments(a, b, A + B, 1e-5)
+    mean, rate = _moments(a, b, A + B, NORM_EPS)
     tl.store(out[:, None] + ka, ((a - mean) * rate).to(out.dtype.element_ty), mask=here)
     tl.store(out[:, None] + kb, ((b - mean) * rate).to(out.dtype.element_ty), mask=here)
 
@@ -88,7 +90,7 @@ def _product_gelu(
     x, weight, bias, out, rows, columns,
     A: tl.constexpr, B: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
-    """out = gelu(x·Wᵀ + b). The inner side, A + B, is short enough to be read at once."""
+    """out = gelu(x·Wᵀ + b). The inner dimension, A + B, is short enough to be read at once."""
     r = (tl.program_id(1) * ROWS + tl.arange(0, ROWS))[:, None].to(tl.int64)
     c = (tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS))[None, :]
     ka, kb = tl.arange(0, A), A + tl.arange(0, B)
@@ -119,12 +121,12 @@ def _look(q, key, value, here, largest, total, answer):
 
 @triton.jit(do_not_specialize=["sequences"])
 def _attend(
-    qkv, kept, out, sequences, place, first, tokens, scale, inner, room, line, KEEP: tl.constexpr,
+    qkv, cache, out, sequences, position, first, tokens, scale, inner, room, line, STORE: tl.constexpr,
     WIDTH: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
-    """Causal attention of one head for one of the new tokens, and of its keys and values a copy to ``kept``.
+    """Causal attention of one head for one of the new tokens; its key and value are copied to ``cache``.
 
-    qkv: (N, tokens, 3·inner) new tokens, kept: (N, room, line) keys and values of ``place`` tokens before them.
+    qkv: (N, tokens, 3·inner) new tokens, cache: (N, room, line) keys and values of ``position`` tokens before them.
     """
     queries = tokens - first
     query = first + tl.program_id(0) % queries
@@ -132,19 +134,19 @@ def _attend(
     here = n < sequences
     e = tl.program_id(0) // queries * WIDTH + tl.arange(0, WIDTH)[None, :]
     new = qkv + n * tokens * 3 * inner + e
-    old = kept + n * room * line + e
+    old = cache + n * room * line + e
     q = tl.load(new + query * 3 * inner, mask=here, other=0.0).to(tl.float32) * scale
     largest = tl.full((ROWS,), float("-inf"), tl.float32)
     total = tl.zeros((ROWS,), tl.float32)
     answer = tl.zeros((ROWS, WIDTH), tl.float32)
-    for token in range(place):
+    for token in range(position):
         at = old + token * line
         largest, total, answer = _look(q, at, at + inner, here, largest, total, answer)
     for token in range(query + 1):
         at = new + (token * 3 + 1) * inner
         largest, total, answer = _look(q, at, at + inner, here, largest, total, answer)
-    if KEEP:
-        at, to = new + (query * 3 + 1) * inner, old + (place + query) * line
+    if STORE:
+        at, to = new + (query * 3 + 1) * inner, old + (position + query) * line
         tl.store(to, tl.load(at, mask=here), mask=here)
         tl.store(to + inner, tl.load(at + inner, mask=here), mask=here)
     target = out + (n * queries + query - first) * inner + e
@@ -168,18 +170,20 @@ class TritonTerminal(FastTerminal):
         self.head_dim = self.inner // self.heads
         sizes = pieces(width)
         if sizes is None or self.head_dim & (self.head_dim - 1):
-            raise UserError(f"no kernels for width {width} with heads of {self.head_dim}")
+            raise UserError(f"the kernels do not support width {width} with heads of {self.head_dim}")
         self.pieces = sizes
 
-    def step(self, tokens: Tensor, place: int, modulation: Tensor, kept: list[Any]) -> tuple[Tensor, list[Any]]:
-        """As in the base class, but ``kept`` holds keys and values, with room for the whole window, and for what
-        the first token, which sees only itself, makes of its own."""
+    def step(
+        self, tokens: Tensor, position: int, modulation: Tensor, kv_cache: list[Any]
+    ) -> tuple[Tensor, list[Any]]:
+        """As in the base class, but a cache has room for the keys and values of the whole window, and for the
+        attention output of the first token, which attends only to itself."""
         count, new, width = tokens.shape
-        alone = place == 0 and new == 1
-        if not kept:
-            kept = [tokens.new_empty(count, self.history, 2 * self.inner + width) for _ in self.blocks]
-        x, change, gate = tokens, self.positions[place : place + new].expand(count, -1, -1), None
-        for number, (block, past) in enumerate(zip(self.blocks, kept, strict=True)):
+        alone = position == 0 and new == 1
+        if not kv_cache:
+            kv_cache = [tokens.new_empty(count, self.history, 2 * self.inner + width) for _ in self.blocks]
+        x, change, gate = tokens, self.positions[position : position + new].expand(count, -1, -1), None
+        for number, (block, past) in enumerate(zip(self.blocks, kv_cache, strict=True)):
             shift_a, scale_a, gate_a, shift_m, scale_m, gate_m = modulation[:, :, number].unbind(dim=2)
             x, y = self._normalise(x, change, gate, (scale_a, shift_a))
             if number == len(self.blocks) - 1:
@@ -189,16 +193,16 @@ class TritonTerminal(FastTerminal):
                 torch.addmm(block.kvo.bias, y[:, 0], block.kvo.weight.T, out=past[:, 0])
                 answer = past[:, :1, 2 * self.inner :]
             else:
-                answer = block.out(self._attend(block.qkv(y), past, place, x.shape[1]))
+                answer = block.out(self._attend(block.qkv(y), past, position, x.shape[1]))
             x, y = self._normalise(x, answer, gate_a, (scale_m, shift_m))
             change, gate = block.down(self._product_gelu(y, block.up)), gate_m
         _, y = self._normalise(x, change, gate)
-        return self.head_out(self._product_gelu(y, self.head_in)[:, -1]), kept
+        return self.head_out(self._product_gelu(y, self.head_in)[:, -1]), kv_cache
 
     def _normalise(
         self, x: Tensor, change: Tensor, gate: Tensor | None, modulation: tuple[Tensor, Tensor] | None = None
     ) -> tuple[Tensor, Tensor]:
-        """x + gate·change (N, n, w), and what the norms make of it."""
+        """x + gate·change (N, n, w), and its norms and modulation."""
         count, steps, width = x.shape
         summed = torch.empty(count, steps, width, device=x.device)
         out = torch.empty_like(summed, dtype=self.dtype)
@@ -209,12 +213,13 @@ class TritonTerminal(FastTerminal):
             x, change, gates, scale, shift, summed, out,
             count * steps, steps, *x.stride()[:2], *change.stride()[:2], *strides,
             *self.pieces, HAS_GATE=gate is not None, MODULATED=modulation is not None, ROWS=4,
+            EPS=self.eps, NORM_EPS=self.norm_eps,
         )  # fmt: skip
         return summed, out
 
     def _product_gelu(self, x: Tensor, product: Product) -> Tensor:
         rows, columns = x.shape[0] * x.shape[1], len(product.weight)
-        # In float32 the matrix units would round. With many rows the library's product gains more than GELU costs.
+        # In float32 the matrix units would round. With many rows the library's product saves more than GELU costs.
         if self.dtype == torch.float32 or rows >= MANY_ROWS:
             return gelu(product(x))
         out = x.new_empty(*x.shape[:2], columns)
@@ -223,13 +228,13 @@ class TritonTerminal(FastTerminal):
         )  # fmt: skip
         return out
 
-    def _attend(self, qkv: Tensor, kept: Tensor, place: int, queries: int) -> Tensor:
-        """The last ``queries`` tokens of those given: (N, n, 3·h·e) → (N, queries, h·e)"""
+    def _attend(self, qkv: Tensor, cache: Tensor, position: int, queries: int) -> Tensor:
+        """Of the last ``queries`` tokens: (N, n, 3·h·e) → (N, queries, h·e)"""
         count, tokens, _ = qkv.shape
         out = qkv.new_empty(count, queries, self.inner)
-        # Programs that share keys and values run next to each other, so that these are read once.
+        # Programs that share keys and values run side by side, so that these are read once.
         _attend[(self.heads * queries, triton.cdiv(count, 32))](
-            qkv, kept, out, count, place, tokens - queries, tokens, self.head_dim**-0.5, self.inner,
-            *kept.shape[1:], KEEP=place + tokens < self.history, WIDTH=self.head_dim, ROWS=32,
+            qkv, cache, out, count, position, tokens - queries, tokens, self.head_dim**-0.5, self.inner,
+            *cache.shape[1:], STORE=position + tokens < self.history, WIDTH=self.head_dim, ROWS=32,
         )  # fmt: skip
         return out

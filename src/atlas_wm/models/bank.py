@@ -1,4 +1,4 @@
-"""What training looked like: latents of some training frames, to tell how unknown another latent is."""
+"""Latents of some training frames, to measure how novel another latent is."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ NEIGHBOURS = 50
 
 @dataclass(frozen=True)
 class LatentBank:
-    """A point for each of N training frames, kept on the CPU.
+    """One point for each of N training frames, stored on the CPU.
 
     The point of a frame is its latent (d,), or the mean of its patch tokens (K, w) where those are the latent.
     """
@@ -28,10 +28,10 @@ class LatentBank:
         return cls(points, knn_novelty(points, points, _neighbours(points), leave_one_out=True))
 
     def percentiles(self, latents: Tensor) -> Tensor:
-        """How novel latents (Q, …) are, beside the bank's own points: (Q,), 0 to 100.
+        """How novel latents (Q, …) are, as percentiles among the bank's own points: (Q,), 0 to 100.
 
         Novelty is the mean distance to the nearest 50 points, each coordinate standardised over the bank. A latent
-        that is not a number counts as 100.
+        with NaN counts as 100.
         """
         queries = flat(latents).float()
         if queries.device.type == "mps":

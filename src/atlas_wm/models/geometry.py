@@ -10,13 +10,13 @@ from torch import Tensor
 
 from atlas_wm.losses.relational import EPSILON_0
 
-CHUNK = 2**23  # numbers held at once: 64 MiB
-ALL_PAIRS_AT_ONCE = 4096  # points whose distances are taken in one piece, coordinate by coordinate
+CHUNK = 2**23  # numbers in memory at once: 64 MiB
+ALL_PAIRS_AT_ONCE = 4096  # points whose distances are computed at once, coordinate by coordinate
 
 
 @dataclass(frozen=True)
 class Scale:
-    """d_X(a, b) = ‖S_X⁻¹(a − b)‖ / c_X for points in or outside the bank X that S_X and c_X come from."""
+    """d_X(a, b) = ‖S_X⁻¹(a − b)‖ / c_X, where S_X and c_X come from the bank X; a and b may be any points."""
 
     deviations: Tensor  # (m,) σ_X + ε₀, float64
     mean_distance: float  # c_X
@@ -67,13 +67,11 @@ def knn_novelty(
     queries: (Q, m), bank: (N, m); returns (Q,) float64. Without a scale the bank is standardised and c_X is 1.
     With leave_one_out, query i is the bank's point i and does not count as its own neighbour.
 
-    Neighbours are found by matrix products and their distances taken again from the coordinates: exact, but for
-    neighbours nearer than about 1e-7 deviations, whose order rounding may change.
+    Matrix products find the neighbours, and their distances are recomputed from the coordinates: exact, except that
+    rounding may change the order of neighbours nearer than about 1e-7 standard deviations.
     """
     if not 1 <= k <= len(bank) - leave_one_out:
-        raise ValueError(
-            f"k must lie between 1 and {len(bank) - leave_one_out}, the points to choose from, not {k}"
-        )
+        raise ValueError(f"k must lie between 1 and {len(bank) - leave_one_out}, the number of points, not {k}")
     scale = scale or Scale.standardising(bank)
     centre = bank.double().mean(dim=0)
     points, others = ((x.double() - centre) / scale.deviations for x in (queries, bank))
@@ -100,6 +98,6 @@ def percentile(novelty: Tensor, reference: Tensor) -> Tensor:
 
 
 def effective_rank(variances: Tensor) -> float:
-    """exp of the entropy of variances (d,) along the principal axes: d if all are equal, 1 if one is alone."""
+    """exp of the entropy of variances (d,) along the principal axes: d if all are equal, 1 if only one is not 0."""
     share = variances.clamp_min(0) / variances.sum().clamp_min(1e-300)
     return float(torch.exp(-(share * share.clamp_min(1e-300).log()).sum()))

@@ -1,4 +1,4 @@
-"""The building blocks: one BatchNorm, one MLP, one attention, and the two Transformer blocks made of them."""
+"""Building blocks: one BatchNorm, one MLP, one attention, and two Transformer blocks."""
 
 import torch
 from torch import Tensor, nn
@@ -8,9 +8,9 @@ from atlas_wm.parallel.processes import summed, world_size
 
 
 class BatchNorm(nn.BatchNorm1d):
-    """nn.BatchNorm1d; in several processes its statistics are those of all their rows, however many each has.
+    """nn.BatchNorm1d; in several processes its statistics are over the rows of all, however many each has.
 
-    (torch's SyncBatchNorm does that on GPUs only.)
+    torch's SyncBatchNorm does that on GPUs only.
     """
 
     def forward(self, x: Tensor) -> Tensor:
@@ -54,7 +54,7 @@ class MLP(nn.Module):
 
 
 class CausalAttention(nn.Module):
-    """Multi-head self-attention over steps of ``tokens`` tokens: a token sees its own step and those before."""
+    """Multi-head self-attention over steps of ``tokens`` tokens: a token attends to its own and earlier steps."""
 
     def __init__(self, width: int, heads: int, head_dim: int, dropout: float = 0.0, tokens: int = 1):
         super().__init__()
@@ -77,7 +77,7 @@ class CausalAttention(nn.Module):
 
 
 class Pointwise(nn.Module):
-    """What attention does to a token that sees only itself: its values, projected back."""
+    """Attention of a token that attends only to itself: its values, projected back."""
 
     def __init__(self, width: int, inner: int):
         super().__init__()

@@ -1,4 +1,4 @@
-"""Is a module still built the way its class builds it? Only then may other code compute in its place."""
+"""Is a module still built as its class builds it? Only then may a faster implementation replace it."""
 
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -10,9 +10,9 @@ CHANGES = {"training", "fused"}  # attributes that may differ at any time
 
 
 def departure(module: nn.Module, reference: nn.Module, methods: Sequence[str] = ("forward",)) -> str:
-    """The first place where a module is not built like the reference; "" if there is none.
+    """The first difference between a module and the reference; "" if there is none.
 
-    The module may be of a subclass, with submodules of its own, as long as it keeps these methods. What is inside
+    The module may be of a subclass with further submodules, if it inherits these methods. What the reference has
     must match: classes, settings, shapes, and no hooks. The reference may be on the meta device.
     """
     kind, expected = type(module), type(reference)
@@ -31,7 +31,7 @@ def departure(module: nn.Module, reference: nn.Module, methods: Sequence[str] = 
 
 
 def _differences(mine: nn.Module, other: nn.Module, whole: bool) -> Iterator[str]:
-    """``whole``: the class and the children have to be the same, too."""
+    """``whole``: class and children must match, too."""
     if whole and type(mine) is not type(other):
         yield f"is {type(mine).__name__}, not {type(other).__name__}"
     if whole and "forward" in vars(mine):
@@ -53,6 +53,6 @@ def _differences(mine: nn.Module, other: nn.Module, whole: bool) -> Iterator[str
 
 
 def _weights(module: nn.Module) -> dict[str, Any]:
-    """Shape and dtype of what the module itself holds; None where it has no such weight."""
+    """Shape and dtype of the module's own tensors; None for those it does without."""
     tensors = {**module._parameters, **module._buffers}
     return {name: None if t is None else (t.shape, t.dtype) for name, t in tensors.items()}

@@ -1,6 +1,6 @@
-"""Our models inside stable-worldmodel: a cost for its solvers and a policy for its World.
+"""atlas-wm models inside stable-worldmodel: a cost for its solvers and a policy for its World.
 
-How to use them: docs/guides/in-stable-worldmodel.md.
+Usage: docs/guides/in-stable-worldmodel.md.
 """
 
 from collections.abc import Callable
@@ -25,8 +25,8 @@ SOLVERS = ("cem", "icem", "mppi", "gradient")
 
 
 class _Encoded(NamedTuple):
-    given: Tensor  # as the solver handed it over
-    frames: Tensor  # (B, 3, H, W) a copy of what was encoded
+    given: Tensor  # as the solver passed it
+    frames: Tensor  # (B, 3, H, W) a copy of the encoded frames
     z: Tensor  # (B, …)
 
 
@@ -46,33 +46,35 @@ class GoalCost(nn.Module):
         """candidates: (B, S, horizon, frameskip·A) standardised actions → (B, S), differentiable in them.
 
         info["pixels"] and info["goal"]: (B, S, T, 3, H, W) uint8 of any size, the same for all S; the last of T is
-        looked at.
+        used.
         """
         z, z_goal = self._encode(info, "pixels"), self._encode(info, "goal")
-        weights = {name: p.detach() for name, p in self.named_parameters()}  # gradients pass, but do not stay
+        weights = {
+            name: p.detach() for name, p in self.named_parameters()
+        }  # gradients pass through them, but are not stored
 
         def cost(part: Tensor) -> Tensor:
             return functional_call(self, weights, (z, part, z_goal))
 
         chunk = self.candidate_chunk or candidates.shape[0] * candidates.shape[1]
         parts = candidates.to(z.device).split(max(1, chunk // len(candidates)), dim=1)
-        if len(parts) > 1:  # a gradient has each chunk computed again, so that only one is held in memory
+        if len(parts) > 1:  # the backward pass recomputes each chunk, so that only one is in memory
             cost = partial(checkpoint, cost, use_reentrant=False)
         return torch.cat([cost(part) for part in parts], dim=1).to(candidates.device)
 
-    criterion = get_cost  # the other name that the protocol asks for
+    criterion = get_cost  # another name that the protocol requires
 
     def forward(self, z: Tensor, actions: Tensor, z_goal: Tensor) -> Tensor:
         return self.model.distance(self.model.terminal(z, actions), z_goal[:, None])
 
     def _encode(self, info: dict[str, Any], key: str) -> Tensor:
-        """Once a solve: a solver hands over the same tensor in every iteration, and a new one in every solve."""
+        """Once for each solve: a solver passes the same tensor in every iteration, and a new one in every solve."""
         if key not in info:
-            raise UserError(f"no {key!r} image to plan with: the environment or the dataset has to provide it")
+            raise UserError(f"no {key!r} image to plan with: the environment or the dataset must provide it")
         given = info[key]
         frames, known = given[:, 0, -1], self._encoded.get(key)
-        # The tensor tells solves apart (the weights may have changed between them), its content that nobody wrote
-        # new frames into it.
+        # Another tensor means another solve, before which the weights may have changed; other content means that
+        # new frames were written into the same tensor.
         if known is None or known.given is not given or not torch.equal(known.frames, frames):
             check_frames(frames)
             device, size = next(self.parameters()).device, self.model.config.encoder.image_size
@@ -83,9 +85,9 @@ class GoalCost(nn.Module):
 
 
 class Standardisation:
-    """A model's normaliser as the library wants it, which is as scikit-learn has it.
+    """A model's normaliser with the interface that the library expects, scikit-learn's.
 
-    ``clip``: actions on their way to the environment are clipped to the normaliser's bounds.
+    ``clip``: ``inverse_transform`` clips actions to the normaliser's bounds.
     """
 
     def __init__(self, normalizer: Normalizer, clip: bool = False):
@@ -109,7 +111,7 @@ def harness_policy(
     """The policy that ``World.set_policy`` takes: a ``WorldModelPolicy`` that plans with ``model``.
 
     ``plan`` defaults to the settings of the model's run. ``solver``: one of SOLVERS, with these settings, or a
-    function that makes any other from the cost: ``lambda cost: PredictiveSamplingSolver(cost, num_samples=500)``.
+    function that builds another from the cost: ``lambda cost: PredictiveSamplingSolver(cost, num_samples=500)``.
     """
     from stable_worldmodel.policy import PlanConfig as TheirPlanConfig
     from stable_worldmodel.policy import WorldModelPolicy
@@ -126,7 +128,7 @@ def harness_policy(
 
     class Policy(WorldModelPolicy):
         def set_env(self, env: Any) -> None:
-            """Bounds are for standardised actions too: iCEM clips its candidates to them."""
+            """Standardises the bounds, to which iCEM clips its candidates."""
             super().set_env(env)
             space = env.action_space
             low, high = (standardisation.transform(limit).astype(np.float32) for limit in (space.low, space.high))
@@ -134,7 +136,7 @@ def harness_policy(
 
     return Policy(
         solver(cost) if callable(solver) else _make_solver(solver, cost, plan, seed),
-        # Every plan starts afresh, as ours do.
+        # Every search starts at zero, as with the cost terminal.
         TheirPlanConfig(plan.horizon, plan.execute, action_block=model.config.frameskip, warm_start=False),
         process={"action": standardisation},
         transform=dict.fromkeys(("pixels", "goal"), _as_plain_tensor),
@@ -142,7 +144,7 @@ def harness_policy(
 
 
 def _as_plain_tensor(image: Tensor) -> Tensor:
-    """That there is a transform has the library put colour first; :class:`GoalCost` sees to the size."""
+    """The library moves colour first if there is a transform; :class:`GoalCost` resizes."""
     return image.as_subclass(Tensor)
 
 

@@ -213,7 +213,7 @@ class Planner:
         if self._fast is None or weights != self._weights:
             try:
                 fast = fast_rollout(self.model, self.dtype)
-            except UserError as error:
+            except Exception as error:  # as above; a UserError says why there is none
                 self._turn_off(error)
                 return self.model
             packable = self.device.type == "cpu" and isinstance(fast, FastTerminal)
