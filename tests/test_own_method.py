@@ -151,5 +151,5 @@ def test_a_wrong_term_gets_one_clear_line(my_method, clips, term, message):
 
 
 def test_a_term_without_a_module_is_refused():
-    with pytest.raises(UserError, match=r"objective\.extra names a term as module:function, not 'straightening'"):
+    with pytest.raises(UserError, match=r"objective\.extra names a term as module:name, not 'straightening'"):
         ObjectiveConfig(extra={"straightening": 1.0})

@@ -221,7 +221,7 @@ class ObjectiveConfig:
     inverse: float = 0.0
     """PLDM: actions can be predicted from two neighbouring latents; needs model.inverse_hidden."""
     extra: dict[str, float] = field(default_factory=dict)
-    """Weights of your own terms, functions named as module:function (docs/own-method.md)."""
+    """Weights of your own terms: functions or nn.Module classes, named module:name (docs/own-method.md)."""
     directions: int = 1024
     """Random projections a step, for wemreg and sigreg."""
 
@@ -230,7 +230,7 @@ class ObjectiveConfig:
         for name in BUILT_IN_TERMS:
             require(getattr(self, name) >= 0, f"objective.{name} must be >= 0, not {getattr(self, name)}")
         for name in self.extra:
-            require(":" in name, f"objective.extra names a term as module:function, not {name!r}")
+            require(":" in name, f"objective.extra names a term as module:name, not {name!r}")
         within("objective.", self, 1, MOST_HIDDEN, "directions")
         require(bool(self.weights), "the objective needs at least one term with a weight above 0")
 

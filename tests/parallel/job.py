@@ -14,7 +14,7 @@ import torch
 from forked import fork
 from torch import Tensor, nn
 
-from atlas_wm.config import BUILT_IN_TERMS, ObjectiveConfig, RunConfig
+from atlas_wm.config import BUILT_IN_TERMS, ModelConfig, ObjectiveConfig, RunConfig
 from atlas_wm.data.clips import Batch
 from atlas_wm.data.dataset import EpisodeData
 from atlas_wm.data.training_set import open_training_set
@@ -32,12 +32,25 @@ from atlas_wm.train.step import PlainStep, whole_batch
 from atlas_wm.train.validation import VALIDATION_BATCHES, measure_batchnorm, validate
 
 CLIPS = 7  # divisible neither by 2 nor by 4
-METHODS = ("atlas", "lewm", "pldm", "fast-wm")
+METHODS = ("atlas", "lewm", "pldm", "fast-wm", "own")
 
 
 def own_term(clips: ClipLatents) -> Tensor:
     """No mean of anything over clips: the largest distance of two latents."""
     return torch.cdist(clips.z.flatten(0, 1), clips.z.flatten(0, 1)).max() + clips.anchor.std()
+
+
+class OwnModule(nn.Module):
+    """A term with parameters and BatchNorm: every process sees the whole batch."""
+
+    def __init__(self, config: ModelConfig, action_size: int):
+        super().__init__()
+        self.norm = nn.BatchNorm1d(config.latent)
+        self.head = nn.Linear(config.latent, config.frameskip * action_size)
+
+    def forward(self, clips: ClipLatents) -> Tensor:
+        guess = self.head(self.norm(clips.z[:, 1:].flatten(0, 1))).view_as(clips.actions)
+        return (guess - clips.actions).square().mean()
 
 
 def draw(*shape: int, key: int = 0) -> Tensor:
@@ -89,9 +102,11 @@ def batchnorm() -> dict[str, Any]:
 
 
 def config_of(method: str, **settings: Any) -> RunConfig:
-    config = demo(method)
+    config = demo("atlas" if method == "own" else method)
     model = replace(config.model, predictor=replace(config.model.predictor, dropout=0.0))
     objective = config.objective
+    if method == "own":
+        objective = replace(objective, extra={"job:OwnModule": 1.0})
     if method == "pldm":
         model = replace(model, inverse_hidden=16)
         objective = replace(objective, inverse=1.0, cov_t=0.3)
@@ -105,6 +120,7 @@ def steps() -> dict[str, Any]:
         config = config_of(method, clip=0.01)
         torch.manual_seed(0)
         model = WorldModel(config.model, 2).train()
+        model.prepare_training(config.objective)
         step = PlainStep(model, config, torch.device("cpu"))
         used: dict[str, Tensor] = {}
         step.optimizer.zero_grad = lambda model=model, used=used: used.update(  # instead of forgetting them

@@ -49,8 +49,8 @@ def updates(make_step, method, steps):
     return [[float(u.losses.total), *map(float, u.losses.terms.values()), float(u.norm)] for u in found]
 
 
-def plain(model, config):
-    return PlainStep(model, config, torch.device("cpu"))
+def plain(model, config, steps=1):
+    return PlainStep(model, config, torch.device("cpu"), steps)
 
 
 @pytest.mark.parametrize("method", ["atlas", "lewm", "pldm"])

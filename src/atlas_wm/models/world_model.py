@@ -6,14 +6,17 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from atlas_wm.config import ModelConfig, RunInfo
+from atlas_wm.config import ModelConfig, ObjectiveConfig, RunInfo
 from atlas_wm.errors import UserError
 from atlas_wm.losses.objective import ClipLatents
+from atlas_wm.losses.own_terms import make_terms
 from atlas_wm.models.bank import LatentBank
 from atlas_wm.models.encoders import Tokens, make_encoder
 from atlas_wm.models.layers import MLP
 from atlas_wm.models.predictors import make_predictor
 from atlas_wm.normalizer import Normalizer
+
+TRAINING_ONLY = ("terms.",)  # names in the state of a model that is trained; a loaded model has none of them
 
 
 class Features(NamedTuple):
@@ -52,6 +55,12 @@ class WorldModel(nn.Module):
         )
         self.predictor = make_predictor(config, chunk)
         self.inverse = MLP(2 * config.latent, config.inverse_hidden, chunk) if config.inverse_hidden else None
+        self.terms = nn.ModuleDict()  # while it is trained: the user's loss terms that have parameters
+
+    def prepare_training(self, objective: ObjectiveConfig) -> None:
+        """Add the modules that only training needs. They are in ``state_dict()`` and so in checkpoints, but not in
+        the run's ``model.safetensors``, and a loaded model has none."""
+        self.terms = make_terms(objective, self.config, self.action_size)
 
     def encode(self, frames: Tensor) -> Tensor:
         """(N, 3, H, W) uint8 → z (N, …)"""

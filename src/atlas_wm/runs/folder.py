@@ -2,6 +2,7 @@
 
     config.json         RunInfo: settings, task, method, data, versions, device
     model.safetensors   weights
+    terms.safetensors   parameters of your own loss terms, if they have any; no command reads them
     normalizer.json     action standardisation
     bank.safetensors    latents of training frames, for novelty; a run may go without
     states.safetensors  some of the states it was trained on, for the ID/OOD split; a run may go without
@@ -36,6 +37,7 @@ from atlas_wm.settings import from_dict, to_dict
 SPACE = 1 << 20  # bytes that there must be room for
 CONFIG, WEIGHTS, NORMALIZER, METRICS = "config.json", "model.safetensors", "normalizer.json", "metrics.csv"
 BANK = "bank.safetensors"
+TERMS = "terms.safetensors"
 STATES = "states.safetensors"
 CHECKPOINTS, NOT_FINITE = "checkpoints", "not-finite.json"
 OTHER_WEIGHTS, BEST = "weights", "best"

@@ -8,12 +8,13 @@ import torch
 
 from atlas_wm.errors import UserError
 from atlas_wm.models.bank import LatentBank
-from atlas_wm.models.world_model import WorldModel
+from atlas_wm.models.world_model import TRAINING_ONLY, WorldModel
 from atlas_wm.runs.card import CARD, model_card
 from atlas_wm.runs.files import write_atomically, write_tensors
 from atlas_wm.runs.folder import (
     BANK,
     STATES,
+    TERMS,
     WEIGHTS,
     read_bank,
     read_run,
@@ -64,15 +65,24 @@ def absolute_source(source: str | Path) -> str:
 
 
 def save_model(model: WorldModel, folder: str | Path) -> None:
-    """Write what :func:`load_model` reads: settings, weights, normalizer and, where there are, bank and states."""
+    """Write what :func:`load_model` reads: settings, weights, normalizer and, where there are, bank and states.
+
+    The parameters of the user's loss terms go to a file of their own, which load_model does not read.
+    """
     if model.run is None:
         raise UserError("only a model that was trained or loaded can be saved: set model.run to its RunInfo")
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     write_info(folder, model.run, model.normalizer)
-    write_tensors(folder / WEIGHTS, {name: t.detach().cpu().contiguous() for name, t in model.state_dict().items()})
+    state = {name: t.detach().cpu().contiguous() for name, t in model.state_dict().items()}
+    write_tensors(folder / WEIGHTS, {n: t for n, t in state.items() if not n.startswith(TRAINING_ONLY)})
+    terms = {n.removeprefix("terms.").replace("/", "."): t for n, t in state.items() if n.startswith("terms.")}
+    if terms:
+        write_tensors(folder / TERMS, terms)
+    else:
+        (folder / TERMS).unlink(missing_ok=True)  # of another model that was saved here
     if model.bank is None:
-        (folder / BANK).unlink(missing_ok=True)  # of another model that was saved here
+        (folder / BANK).unlink(missing_ok=True)
     else:
         save_bank(model.bank, folder)
     if model.states is not None:

@@ -23,6 +23,7 @@ from torch import Tensor, nn
 
 from atlas_wm.config import RunInfo, TrainConfig
 from atlas_wm.errors import UserError
+from atlas_wm.models.world_model import TRAINING_ONLY
 from atlas_wm.rng import TrainRng, make_rng
 from atlas_wm.runs.files import LOCK, saving, write_atomically
 from atlas_wm.runs.folder import BEST, CHECKPOINTS, OTHER_WEIGHTS, read_run, step_name
@@ -299,14 +300,15 @@ class Checkpointer:
         if self.rank == 0 and (due or export or better):
             started = time.monotonic()
             recent = losses()
-            weights = {name: tensor.detach().cpu().contiguous() for name, tensor in model.state_dict().items()}
+            state = {name: tensor.detach().cpu().contiguous() for name, tensor in model.state_dict().items()}
+            weights = {name: tensor for name, tensor in state.items() if not name.startswith(TRAINING_ONLY)}
             notes = {"step": step, "val_total": validation, **self.notes}
             if export and step < steps:
                 write_saved(self.staging / OTHER_WEIGHTS / f"{step_name(step)}.safetensors", Saved(weights, notes))
             if better:
                 self._save_best(Saved(weights, notes), last=step == steps)
             if due:
-                self._save(Saved({**_prefixed("model", weights), **_rest(model, optimizer, recent)}, notes))
+                self._save(Saved({**_prefixed("model", state), **_rest(model, optimizer, recent)}, notes))
                 self.last_save = time.monotonic()
                 self.save_seconds = self.last_save - started
         if stopped:

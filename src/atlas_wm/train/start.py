@@ -79,6 +79,7 @@ def make_model(info: RunInfo, training_set: TrainingSet, resumed: bool) -> World
     source = load_model(info.init).state_dict() if info.init and is_main() and not resumed else None
     torch.manual_seed(info.config.train.seed)
     model = WorldModel(config, info.action_size, training_set.normalizer)
+    model.prepare_training(info.config.objective)
     model.run = info
     if source is not None:
         initialise(model, source, str(info.init))

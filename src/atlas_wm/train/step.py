@@ -1,7 +1,7 @@
 """One update of the weights: as plain PyTorch, or on a CUDA device as one captured graph."""
 
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Literal, NamedTuple, Protocol
 
@@ -69,8 +69,9 @@ class PlainStep:
             group["lr"] = rate
         self.progress.step.add_(1)
         clips = whole_batch(clip_latents(self.model, batch, self.mixed))
-        losses = objective(clips, self.config.objective, directions, self.progress)
+        losses = objective(clips, self.config.objective, directions, self.progress, self.model.terms)
         losses.total.backward()
+        average_later(self.model.terms.parameters())
         sum_gradients(self.model.parameters())
         norm = clip_grad_norm_(self.model.parameters(), self.config.train.clip)
         self.optimizer.step()
@@ -83,6 +84,14 @@ def clip_latents(model: nn.Module, batch: Batch, mixed: bool) -> ClipLatents:
     with torch.autocast(batch.frames.device.type, torch.bfloat16, enabled=mixed):
         clips = model(batch.frames, batch.actions)
     return ClipLatents._make(None if t is None else t.float() for t in clips)
+
+
+def average_later(parameters: Iterable[nn.Parameter]) -> None:
+    """Loss terms see the whole batch in every process, so each has the whole gradient of their parameters. Divided
+    here, the sum over the processes is the mean."""
+    for p in parameters:
+        if p.grad is not None and world_size() > 1:
+            p.grad /= world_size()
 
 
 def whole_batch(clips: ClipLatents) -> ClipLatents:
@@ -175,7 +184,7 @@ class CapturedStep:
 
     def _losses(self, frames: Tensor, actions: Tensor, directions: Tensor) -> Losses:
         clips = clip_latents(self.model, Batch(frames, actions), self.mixed)
-        return objective(clips, self.config.objective, directions, self.progress)
+        return objective(clips, self.config.objective, directions, self.progress, self.model.terms)
 
 
 @contextmanager

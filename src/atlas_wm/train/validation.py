@@ -8,6 +8,7 @@ from torch import nn
 from atlas_wm.config import RunConfig
 from atlas_wm.data.clips import Batch
 from atlas_wm.losses.objective import Losses, Progress, objective
+from atlas_wm.models.world_model import WorldModel
 from atlas_wm.rng import TrainRng, make_rng
 from atlas_wm.train.monitors import CollapseMonitor
 from atlas_wm.train.step import clip_latents, whole_batch
@@ -17,7 +18,7 @@ VALIDATION_BATCHES = 4
 
 @torch.no_grad()
 def validate(
-    model: nn.Module,
+    model: WorldModel,
     batches: Iterable[Batch],
     config: RunConfig,
     collapse: CollapseMonitor,
@@ -31,7 +32,7 @@ def validate(
     losses, latents = [], []
     for batch in batches:
         clips = whole_batch(clip_latents(model, batch, mixed))
-        losses.append(objective(clips, config.objective, generator, progress))
+        losses.append(objective(clips, config.objective, generator, progress, model.terms))
         if not config.model.encoder.frozen:  # a frozen encoder cannot collapse
             latents.append(clips.z)
     model.train()
@@ -39,13 +40,14 @@ def validate(
 
 
 @torch.no_grad()
-def measure_batchnorm(model: nn.Module, batches: Iterable[Batch], *, mixed: bool = False) -> None:
+def measure_batchnorm(model: WorldModel, batches: Iterable[Batch], *, mixed: bool = False) -> None:
     """Replace BatchNorm's running averages, which lag behind the weights, by plain means over the batches.
 
     Frames of one task look alike: they share far more than they differ, so a small change of the weights shifts all
     latents by the same large step.
     """
-    norms = [module for module in model.modules() if isinstance(module, nn.BatchNorm1d)]
+    own = set(model.terms.modules())  # loss terms: they are not part of the forward pass
+    norms = [m for m in model.modules() if isinstance(m, nn.BatchNorm1d) and m not in own]
     if not norms:
         return
     momenta = [norm.momentum for norm in norms]
