@@ -224,6 +224,12 @@ class ObjectiveConfig:
     """Weights of your own terms: functions or nn.Module classes, named module:name (docs/own-method.md)."""
     directions: int = 1024
     """Random projections a step, for wemreg and sigreg."""
+    target: Literal["online", "stop_gradient", "ema"] = "online"
+    """Latents that predictions are compared with. online: those of the encoder, with gradient (the paper).
+    stop_gradient: the same without gradient. ema: those of an exponential moving average of encoder and projector,
+    without gradient."""
+    ema_decay: float = 0.996
+    """Decay of that average per update; for target ema only."""
 
     def __post_init__(self) -> None:
         check_types("objective.", self)
@@ -232,6 +238,7 @@ class ObjectiveConfig:
         for name in self.extra:
             require(":" in name, f"objective.extra names a term as module:name, not {name!r}")
         within("objective.", self, 1, MOST_HIDDEN, "directions")
+        within("objective.", self, 0, 1, "ema_decay")
         require(bool(self.weights), "the objective needs at least one term with a weight above 0")
 
     @property
@@ -241,7 +248,8 @@ class ObjectiveConfig:
         return {name: weight for name, weight in weights.items() if weight != 0}
 
 
-BUILT_IN_TERMS = tuple(f.name for f in dataclasses.fields(ObjectiveConfig) if f.name not in ("extra", "directions"))
+NOT_TERMS = ("extra", "directions", "target", "ema_decay")
+BUILT_IN_TERMS = tuple(f.name for f in dataclasses.fields(ObjectiveConfig) if f.name not in NOT_TERMS)
 
 
 @dataclass(frozen=True)
@@ -327,6 +335,11 @@ class RunConfig:
         require(
             not self.model.encoder.frozen or set(self.objective.weights) == {"prediction"},
             "a frozen encoder has nothing to regularise: only objective.prediction may have a weight",
+        )
+        require(
+            not self.model.encoder.frozen or self.objective.target == "online",
+            f"objective.target {self.objective.target} needs an encoder that is trained: latents of the frozen "
+            f"{self.model.encoder.kind} encoder never change, so use objective.target online",
         )
         require(
             self.model.predictor.kind != "prefix" or self.plan.horizon <= self.model.predictor.prefixes,

@@ -34,6 +34,7 @@ def random_model(config: RunConfig) -> WorldModel:
     """The same weights every time; the modulation too, 0 at the start, so that actions and dropout matter."""
     torch.manual_seed(0)
     model = WorldModel(config.model, 2)
+    model.prepare_training(config.objective)
     for block in model.predictor.blocks:
         torch.nn.init.normal_(block.modulation[-1].weight, std=0.1)
         torch.nn.init.normal_(block.modulation[-1].bias, std=0.3)

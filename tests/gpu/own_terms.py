@@ -1,6 +1,20 @@
 """Loss terms of a user's own."""
 
 import torch
+from torch import nn
+
+
+class Head(nn.Module):
+    """With parameters and a BatchNorm."""
+
+    def __init__(self, config, action_size):
+        super().__init__()
+        self.norm = nn.BatchNorm1d(config.latent)
+        self.read = nn.Linear(config.latent, config.frameskip * action_size)
+
+    def forward(self, clips):
+        read = self.read(self.norm(clips.z[:, 1:].flatten(0, 1)))
+        return (read.view_as(clips.actions) - clips.actions).square().mean()
 
 
 def ramp(clips, progress):

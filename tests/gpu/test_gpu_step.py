@@ -2,6 +2,7 @@
 
 import logging
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -39,6 +40,42 @@ def test_captured_in_float32_every_update_is_the_plain_one(method):
     for i, (mine, theirs) in enumerate(zip(captured, plain, strict=True)):
         assert mine.numbers == pytest.approx(theirs.numbers, rel=1e-5 if i == 0 else 2e-3, abs=1e-6)
         assert relative_error(mine.gradients, theirs.gradients) < (1e-4 if i == 0 else 1e-2)
+
+
+def test_captured_parameters_of_a_term_are_trained_as_in_the_plain_step():
+    captured, plain = both(with_term(config_of(FLOAT32), "own_terms:Head"), WARM_UP + REPLAYS, rate=1e-4)
+    for i, (mine, theirs) in enumerate(zip(captured, plain, strict=True)):
+        assert any("read.weight" in name for name in theirs.gradients)
+        assert relative_error(mine.gradients, theirs.gradients) < (1e-4 if i == 0 else 1e-2)
+
+
+@pytest.mark.parametrize("precision", [FLOAT32, BF16])
+def test_captured_the_ema_target_is_the_weighted_sum_of_all_weights(precision, caplog):
+    """θ'_k = m^k θ_0 + (1 − m) Σ_i m^(k−i) θ_i, in bf16 with a fused target encoder"""
+    m, count, config = 0.7, WARM_UP + REPLAYS, config_of(precision)
+    config = replace(config, objective=replace(config.objective, target="ema", ema_decay=m))
+    model = random_model(config)
+    step = step_of(model, config)
+    assert model.target.encoder.fused == model.encoder.fused == (precision == BF16)
+    weights = [[p.detach().double() for p in model.encoder.parameters()]]
+    for _ in updates(step, model, clips(config, count), 1e-3):
+        weights.append([p.detach().double() for p in model.encoder.parameters()])
+    assert step.graph is not None
+    for found, *each in zip(model.target.encoder.parameters(), *weights, strict=True):
+        expected = m**count * each[0] + (1 - m) * sum(m ** (count - i) * each[i] for i in range(1, count + 1))
+        torch.testing.assert_close(found.double(), expected, rtol=1e-5, atol=1e-7)
+
+
+def test_captured_with_decay_0_it_trains_as_with_a_stopped_gradient():
+    found = []
+    for target in ("ema", "stop_gradient"):
+        config = config_of(BF16)
+        config = replace(config, objective=replace(config.objective, target=target, ema_decay=0.0))
+        model = random_model(config)
+        step = step_of(model, config)
+        found.append([s.numbers for s in updates(step, model, clips(config, WARM_UP + REPLAYS), 1e-4)])
+        assert step.graph is not None
+    assert found[0] == [pytest.approx(row, rel=1e-2) for row in found[1]]
 
 
 @pytest.mark.parametrize("recipe", ["demo", "paper"])

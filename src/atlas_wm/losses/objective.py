@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from atlas_wm.config import ObjectiveConfig
+from atlas_wm.errors import UserError
 from atlas_wm.losses.own_terms import own_term
 from atlas_wm.losses.prediction import prediction
 from atlas_wm.losses.relational import relational
@@ -23,6 +24,7 @@ class ClipLatents(NamedTuple):
     predicted: Tensor  # (B, T-1, …) ẑ_2..ẑ_T
     actions: Tensor  # (B, T-1, frameskip·A) standardised
     inverse: Tensor | None = None  # (B, T-1, frameskip·A) actions predicted from neighbouring latents
+    target: Tensor | None = None  # (B, T-1, …) latents 2..T of the EMA target, without gradient
 
 
 class Progress(NamedTuple):
@@ -46,6 +48,15 @@ Draw = torch.Generator | Tensor | None  # a generator of directions, or the dire
 Term = Callable[[ClipLatents, ObjectiveConfig, Draw], Tensor]
 
 
+def _target(clips: ClipLatents, config: ObjectiveConfig) -> Tensor:
+    """(B, T-1, …) what predictions are compared with"""
+    if config.target == "ema":
+        if clips.target is None:
+            raise UserError("objective.target ema: call model.prepare_training(config.objective) first")
+        return clips.target
+    return clips.z[:, 1:] if config.target == "online" else clips.z[:, 1:].detach()
+
+
 def _inverse(clips: ClipLatents) -> Tensor:
     assert clips.inverse is not None  # RunConfig checks it
     return prediction(clips.inverse, clips.actions)
@@ -57,7 +68,7 @@ def _directions(config: ObjectiveConfig, draw: Draw) -> tuple[int | Tensor, torc
 
 # The marginal regularisers treat each time step as a statistic over the batch, so time leads: (T, B, d).
 TERMS: dict[str, Term] = {
-    "prediction": lambda c, _o, _g: prediction(c.predicted, c.z[:, 1:]),
+    "prediction": lambda c, o, _g: prediction(c.predicted, _target(c, o)),
     "wemreg": lambda c, o, g: wemreg(c.z.transpose(0, 1), *_directions(o, g)),
     "sigreg": lambda c, o, g: sigreg(c.z.transpose(0, 1), *_directions(o, g)),
     "relational": lambda c, _o, _g: relational(c.z, c.anchor),

@@ -1,6 +1,7 @@
 """Latent prediction: the mean squared error of the next latent.
 
-Gradient flows into both sides: no stop-gradient, no averaged target, no decoder.
+As in LeWM, gradient flows into both the prediction and its target: there is no stop-gradient, no target network and
+no decoder. ``objective.target`` chooses another target.
 """
 
 from torch import Tensor

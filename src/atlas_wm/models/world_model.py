@@ -14,9 +14,10 @@ from atlas_wm.models.bank import LatentBank
 from atlas_wm.models.encoders import Tokens, make_encoder
 from atlas_wm.models.layers import MLP
 from atlas_wm.models.predictors import make_predictor
+from atlas_wm.models.target import EmaTarget
 from atlas_wm.normalizer import Normalizer
 
-TRAINING_ONLY = ("terms.",)  # names in the state of a model that is trained; a loaded model has none of them
+TRAINING_ONLY = ("target.", "terms.")  # parts of state_dict() while a model is trained; a loaded model has none
 
 
 class Features(NamedTuple):
@@ -55,12 +56,22 @@ class WorldModel(nn.Module):
         )
         self.predictor = make_predictor(config, chunk)
         self.inverse = MLP(2 * config.latent, config.inverse_hidden, chunk) if config.inverse_hidden else None
+        self.target: EmaTarget | None = None  # while it is trained with objective.target ema
         self.terms = nn.ModuleDict()  # while it is trained: the user's loss terms that have parameters
 
     def prepare_training(self, objective: ObjectiveConfig) -> None:
         """Add the modules that only training needs. They are in ``state_dict()`` and so in checkpoints, but not in
         the run's ``model.safetensors``, and a loaded model has none."""
+        self.target = None
+        if objective.target == "ema":
+            assert self.projector is not None  # RunConfig checks it
+            self.target = EmaTarget(self.encoder, self.projector, objective.ema_decay)
         self.terms = make_terms(objective, self.config, self.action_size)
+
+    def update_target(self) -> None:
+        """Move the EMA target, if there is one, after an update of the weights."""
+        if self.target is not None and self.projector is not None:
+            self.target.follow(self.encoder, self.projector)
 
     def encode(self, frames: Tensor) -> Tensor:
         """(N, 3, H, W) uint8 → z (N, …)"""
@@ -84,6 +95,7 @@ class WorldModel(nn.Module):
 
         Of a frozen encoder the tokens may come instead of the frames, computed beforehand: (B, T, K, w) floats.
         """
+        target = None
         if frames.is_floating_point():
             z = frames.float()
             patch = z.mean(dim=-2)
@@ -91,6 +103,8 @@ class WorldModel(nn.Module):
             clips, steps = frames.shape[:2]
             _, patch, _, z = self.features(frames.flatten(0, 1))
             z, patch = z.unflatten(0, (clips, steps)), patch.unflatten(0, (clips, steps))
+            if self.target is not None:  # of all frames, for a BatchNorm over the same batch as the online one
+                target = self.target(frames.flatten(0, 1)).unflatten(0, (clips, steps))[:, 1:]
         pairs = None if self.inverse is None else torch.cat([z[:, 1:], z[:, :-1]], dim=-1)
         return ClipLatents(
             z=z,
@@ -98,6 +112,7 @@ class WorldModel(nn.Module):
             predicted=self.predictor.predict(z[:, :-1], actions),
             actions=actions,
             inverse=None if pairs is None or self.inverse is None else self.inverse(pairs),
+            target=target,
         )
 
     def predict(self, z: Tensor, actions: Tensor) -> Tensor:

@@ -79,12 +79,12 @@ def make_model(info: RunInfo, training_set: TrainingSet, resumed: bool) -> World
     source = load_model(info.init).state_dict() if info.init and is_main() and not resumed else None
     torch.manual_seed(info.config.train.seed)
     model = WorldModel(config, info.action_size, training_set.normalizer)
-    model.prepare_training(info.config.objective)
     model.run = info
     if source is not None:
         initialise(model, source, str(info.init))
     if config.encoder.frozen:
         load_dinov2(model.encoder, config.encoder.weights)
+    model.prepare_training(info.config.objective)  # last: an EMA target starts from these weights
     return model
 
 

@@ -75,6 +75,7 @@ class PlainStep:
         sum_gradients(self.model.parameters())
         norm = clip_grad_norm_(self.model.parameters(), self.config.train.clip)
         self.optimizer.step()
+        self.model.update_target()
         self.optimizer.zero_grad()
         return Update(detached(losses), norm)
 
@@ -165,6 +166,8 @@ class CapturedStep:
 
     def _fuse(self, parts: Sequence[str]) -> None:
         self.model.encoder.fused = "encoder" in parts
+        if self.model.target is not None:  # a copy: what agrees for the encoder agrees for it
+            self.model.target.encoder.fused = "encoder" in parts
         self.model.predictor.fused = "predictor" in parts
 
     def _outside(self) -> Update:
@@ -180,6 +183,7 @@ class CapturedStep:
         losses.total.backward()
         norm = clip_grad_norm_(self.model.parameters(), self.config.train.clip)
         self.optimizer.step()
+        self.model.update_target()
         return Update(detached(losses), norm)
 
     def _losses(self, frames: Tensor, actions: Tensor, directions: Tensor) -> Losses:
