@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from recorded_graph import NoStream, record_graphs
 
 from atlas_wm.data.clips import Batch
 from atlas_wm.losses import objective
@@ -23,11 +24,6 @@ def clips(count):
     for _ in range(count):
         frames = torch.randint(0, 256, (8, 4, 3, 32, 32), dtype=torch.uint8, generator=draw)
         yield Batch(frames, torch.randn(8, 3, 10, generator=draw))
-
-
-class NoStream:
-    def wait_stream(self, other):
-        pass
 
 
 @pytest.fixture
@@ -53,17 +49,27 @@ def plain(model, config, steps=1):
     return PlainStep(model, config, torch.device("cpu"), steps)
 
 
-@pytest.mark.parametrize("method", ["atlas", "lewm", "pldm"])
-def test_it_updates_as_the_plain_step_does(no_cuda, method, caplog):
-    def captured(model, config):
-        return CapturedStep(model, config, torch.device("cpu"), compiled=False)
+def captured(model, config):
+    return CapturedStep(model, config, torch.device("cpu"), compiled=False)
 
-    with caplog.at_level(logging.WARNING):
-        numbers = updates(captured, method, WARM_UP + 2)
-    assert len(caplog.records) == 1 and "fast path: off" in caplog.text  # no graph on a CPU
-    expected = updates(plain, method, WARM_UP + 2)
+
+@pytest.mark.parametrize("method", ["atlas", "lewm", "pldm"])
+def test_replays_update_as_the_plain_step_does(method, monkeypatch):
+    """Other frames, actions, directions and another rate at each of them."""
+    record_graphs(monkeypatch)
+    count, steps = WARM_UP + 4, []
+    numbers = updates(lambda *given: steps.append(captured(*given)) or steps[0], method, count)
+    assert steps[0].graph.replays == count - WARM_UP
+    expected = updates(plain, method, count)
     assert expected[-1][0] < expected[0][0]
     assert numbers == [pytest.approx(row, rel=1e-3) for row in expected]  # the fused AdamW rounds differently
+
+
+def test_where_nothing_can_be_captured_it_says_so_and_updates_as_the_plain_step_does(no_cuda, caplog):
+    with caplog.at_level(logging.WARNING):
+        numbers = updates(captured, "atlas", WARM_UP + 2)
+    assert len(caplog.records) == 1 and "fast path: off" in caplog.text  # no graph on a CPU
+    assert numbers == [pytest.approx(row, rel=1e-3) for row in updates(plain, "atlas", WARM_UP + 2)]
 
 
 @pytest.mark.parametrize(

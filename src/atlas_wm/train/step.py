@@ -167,7 +167,7 @@ class CapturedStep:
     def _fuse(self, parts: Sequence[str]) -> None:
         self.model.encoder.fused = "encoder" in parts
         if self.model.target is not None:  # a copy: what agrees for the encoder agrees for it
-            self.model.target.encoder.fused = "encoder" in parts
+            self.model.target.encoder.fused = "encoder" in parts  # type: ignore[assignment]
         self.model.predictor.fused = "predictor" in parts
 
     def _outside(self) -> Update:
