@@ -1,8 +1,8 @@
 """What one process of a job computes, alone or with others. ``python job.py DATASET FOLDER``: with 1, 2 and 4.
 
 A part of the batch for each process; what comes out is put together again, so that results can be compared between
-numbers of processes. There is no dropout: its masks differ between them. Models are trained in double precision:
-in single precision Adam takes rounding for a direction wherever the gradient is nearly 0, and runs drift apart.
+numbers of processes. There is no dropout: its masks differ between them. Models are trained by SGD: Adam takes
+rounding for a direction wherever the gradient is nearly 0, and runs drift apart.
 """
 
 import sys
@@ -14,7 +14,7 @@ import torch
 from forked import fork
 from torch import Tensor, nn
 
-from atlas_wm.config import BUILT_IN_TERMS, ModelConfig, ObjectiveConfig, RunConfig
+from atlas_wm.config import BUILT_IN_TERMS, ModelConfig, ObjectiveConfig, RunConfig, TrainConfig
 from atlas_wm.data.clips import Batch
 from atlas_wm.data.dataset import EpisodeData
 from atlas_wm.data.training_set import open_training_set
@@ -26,13 +26,14 @@ from atlas_wm.parallel.processes import from_all, gather_rows, is_main, shard, s
 from atlas_wm.recipes import demo
 from atlas_wm.rng import make_rng
 from atlas_wm.tasks import get_task
+from atlas_wm.train import step as step_module
 from atlas_wm.train.loop import fit
 from atlas_wm.train.monitors import CollapseMonitor
 from atlas_wm.train.step import PlainStep, whole_batch
 from atlas_wm.train.validation import VALIDATION_BATCHES, measure_batchnorm, validate
 
 CLIPS = 7  # divisible neither by 2 nor by 4
-METHODS = ("atlas", "lewm", "pldm", "fast-wm", "own")
+METHODS = ("atlas", "lewm", "pldm", "fast-wm", "own", "ema")
 
 
 def own_term(clips: ClipLatents) -> Tensor:
@@ -102,11 +103,13 @@ def batchnorm() -> dict[str, Any]:
 
 
 def config_of(method: str, **settings: Any) -> RunConfig:
-    config = demo("atlas" if method == "own" else method)
+    config = demo("atlas" if method in ("own", "ema") else method)
     model = replace(config.model, predictor=replace(config.model.predictor, dropout=0.0))
     objective = config.objective
     if method == "own":
         objective = replace(objective, extra={"job:OwnModule": 1.0})
+    if method == "ema":
+        objective = replace(objective, target="ema", ema_decay=0.5)
     if method == "pldm":
         model = replace(model, inverse_hidden=16)
         objective = replace(objective, inverse=1.0, cov_t=0.3)
@@ -129,16 +132,17 @@ def steps() -> dict[str, Any]:
         frames = torch.randint(0, 255, (CLIPS, 4, 3, 32, 32), dtype=torch.uint8, generator=make_rng(5))
         update = step(Batch(mine(frames), mine(draw(CLIPS, 3, 10))), make_rng(3), 1e-3)
         found[method] = {"total": update.losses.total, **update.losses.terms, "norm": update.norm, **used}
+        if model.target is not None:
+            found[method] |= {f"target {name}": p.clone() for name, p in model.target.named_parameters()}
     return found
 
 
 def training(path: str) -> dict[str, Any]:
     """Twenty steps on real data, with validation and measured statistics; then on three clips only."""
-    config = config_of("atlas", steps=20, batch=15, log_every=5, validate_every=10, batchnorm_batches=3)
+    config = config_of("atlas", steps=20, lr=0.01, batch=15, log_every=5, validate_every=10, batchnorm_batches=3)
     training_set = open_training_set(path, get_task("tworoom"), config)
     torch.manual_seed(0)
     model = WorldModel(config.model, 2, training_set.normalizer)
-    model.register_forward_pre_hook(lambda _, inputs: (inputs[0], inputs[1].double()))  # the dataset has floats
     rows: list[dict[str, float]] = []
     cpu = torch.device("cpu")
     fit(model, training_set, cpu, lambda step, row: rows.append(row))
@@ -152,12 +156,15 @@ def training(path: str) -> dict[str, Any]:
     return {"rows": rows, "weights": weights, "few": on_few, "statistics": statistics}
 
 
+def sgd(model: nn.Module, settings: TrainConfig) -> torch.optim.Optimizer:
+    return torch.optim.SGD(model.parameters(), lr=settings.lr)
+
+
 def measure(path: str, file: Path) -> None:
     """What each process found, by rank."""
     with processes():
         found = {"terms": terms(), "batchnorm": batchnorm()}
-        torch.set_default_dtype(torch.float64)
-        torch.Tensor.float = torch.Tensor.double
+        step_module.adamw = sgd
         found |= {"steps": steps(), "training": training(path)}
         results = from_all(found)
         if is_main():
