@@ -1,4 +1,4 @@
-"""The losses, usable in anyone's JEPA: plain functions of tensors."""
+"""The losses, as plain functions of tensors that work in any JEPA."""
 
 from atlas_wm.losses.objective import ClipLatents, Losses, Progress, objective
 from atlas_wm.losses.prediction import prediction

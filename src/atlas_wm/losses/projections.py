@@ -15,7 +15,7 @@ def random_directions(
 def project(z: Tensor, directions: int | Tensor, generator: torch.Generator | None = None) -> Tensor:
     """u·z for every direction u, in float32 (float64 stays float64) even under autocast.
 
-    z: (..., N, d); directions: how many to draw, or the directions themselves (d, L). Returns (..., N, L).
+    z: (..., N, d); directions: a number to draw, or a tensor (d, L). Returns (..., N, L).
     """
     z = z if z.dtype == torch.float64 else z.float()
     if isinstance(directions, int):

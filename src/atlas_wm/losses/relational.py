@@ -5,7 +5,7 @@ r"""OOD-recovery: the planning latent keeps the pairwise geometry of an anchor r
 
     L_OOD(Z, P) = 1/N² Σ_ij (d_Z(i, j) − d_P(i, j))²                    (Eq. theory_relational_loss)
 
-P is held fixed: no gradient reaches the anchor.
+P is fixed: no gradient reaches the anchor.
 """
 
 import torch
@@ -18,8 +18,8 @@ COINCIDE = 1e-13  # squared distances below this share of the squared lengths ar
 def gram_distances(x: Tensor) -> Tensor:
     """Distances of all pairs by a matrix product in float64: (N, m) → (N, N).
 
-    In float32 it would lose small distances to cancellation. In float64 it loses those below 3e-7 of the samples'
-    distance from their mean: they are 0, and so is their gradient.
+    In float32, cancellation would lose small distances. In float64 only those below 3e-7 of the samples' distance
+    from their mean are lost: they and their gradient are 0.
     """
     wide = x.double()
     wide = wide - wide.mean(dim=0)
@@ -39,9 +39,9 @@ def normalized_distances(x: Tensor) -> Tensor:
     x = x if x.dtype == torch.float64 else x.float()
     with torch.autocast(x.device.type, enabled=False):
         scaled = x / (x.std(dim=0, correction=0) + EPSILON_0)
-        if x.is_cuda:  # where cdist takes ten times as long
+        if x.is_cuda:  # cdist takes ten times as long there
             distances = gram_distances(scaled)
-        else:  # the matrix-product form of cdist loses small distances to cancellation: not used
+        else:  # not the matrix-product form of cdist, which loses small distances to cancellation
             distances = torch.cdist(scaled, scaled, compute_mode="donot_use_mm_for_euclid_dist")
         return distances / distances.mean().clamp_min(torch.finfo(distances.dtype).tiny)
 

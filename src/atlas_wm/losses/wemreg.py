@@ -33,23 +33,23 @@ def gaussian_cells(n: int) -> tuple[Tensor, float]:
 
 
 @lru_cache(maxsize=64)
-def _kept_cells(n: int, device: torch.device, dtype: torch.dtype) -> tuple[Tensor, float]:
-    """The same on a device: a copy at every step would wait for the GPU, and cannot be captured in a graph."""
+def _cached_cells(n: int, device: torch.device, dtype: torch.dtype) -> tuple[Tensor, float]:
+    """The same on a device. Cached: a copy at every step waits for the GPU, and a CUDA graph cannot hold it."""
     means, kappa = gaussian_cells(n)
-    with torch.inference_mode(False):  # else training could not use what an evaluation made
+    with torch.inference_mode(False):  # training cannot use tensors made in inference mode
         return means.to(device, dtype), kappa
 
 
 @torch.compiler.assume_constant_result
 def _cells(n: int, device: torch.device, dtype: torch.dtype) -> tuple[Tensor, float]:
-    return _kept_cells(n, device, dtype)
+    return _cached_cells(n, device, dtype)
 
 
 def wemreg(z: Tensor, directions: int | Tensor = 1024, generator: torch.Generator | None = None) -> Tensor:
     """Mean W₂² between the projected batch and N(0, 1), a scalar.
 
-    z: (..., N, d). The last axis but one is the batch; each leading index (time, say) is a statistic of its
-    own, and all of them see the same directions: a number to draw afresh, or a tensor (d, L).
+    z: (..., N, d). The last axis but one is the batch. Each leading index, such as time, is a statistic of its own;
+    all share the same directions: a number to draw, or a tensor (d, L).
     """
     ordered = project(z, directions, generator).sort(dim=-2).values  # (..., N, L)
     means, kappa = _cells(ordered.shape[-2], ordered.device, ordered.dtype)
