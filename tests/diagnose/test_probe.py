@@ -8,7 +8,7 @@ from known import KnownSubject, collapsed, identity, skewed
 from sklearn.metrics import roc_auc_score
 
 from atlas_wm.diagnose.bootstrap import resamples
-from atlas_wm.diagnose.probe import auroc, probe
+from atlas_wm.diagnose.probe import auroc, probe, resampled_aurocs
 from atlas_wm.runs.results import EpisodeResult
 from made_up_results import episode
 
@@ -39,7 +39,25 @@ def test_auroc_is_the_share_of_pairs_in_the_right_order(digits):
     failed = rng.random(50) < 0.3
     scores = np.round(rng.normal(size=50) + failed, digits)
     assert auroc(scores, failed) == pytest.approx(counted_auroc(scores, failed), abs=1e-12)
-    assert auroc(scores, failed) == pytest.approx(roc_auc_score(failed, scores), abs=1e-12)
+
+
+@pytest.mark.parametrize("digits", [0, 8])
+def test_resampled_aurocs_are_those_of_scikit_learn(digits):
+    rng = np.random.default_rng(1)
+    failed = rng.random(12) < 0.2  # so few failures that some resamples have none
+    scores = np.round(rng.normal(size=12) + failed, digits)
+    with_both = [rows for rows in resamples(12) if 0 < failed[rows].sum() < 12]
+    assert len(with_both) < len(resamples(12))
+    expected = [roc_auc_score(failed[rows], scores[rows]) for rows in with_both]
+    np.testing.assert_allclose(resampled_aurocs(scores, failed), expected, atol=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("scores", "failed"),
+    [([1.0, 2.0], [True, True]), ([1.0, 2.0], [False, False]), ([1.0, np.nan], [True, False])],
+)
+def test_there_is_no_auroc_of_one_outcome_or_of_nan(scores, failed):
+    assert auroc(np.array(scores), np.array(failed)) is None
 
 
 def test_scores_are_mean_distances_to_the_nearest_of_the_standardised_bank():

