@@ -4,6 +4,10 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+import pytest
+from huggingface_hub import ModelCard
+
+from atlas_wm.errors import UserError
 from atlas_wm.evaluate.evaluate import evaluate
 from atlas_wm.runs.card import write_card
 from atlas_wm.runs.folder import read_run
@@ -31,7 +35,7 @@ def test_a_run_has_a_card_and_an_evaluation_adds_its_results(run_folder, tmp_pat
     for fact in (
         model.run.data.hash,
         "60 episodes",
-        "12 steps of 16 clips",
+        "12 steps with batches of 16 clips",
         "wemreg 0.2",
         "torch ",
         "license: unknown",
@@ -44,6 +48,17 @@ def test_a_run_has_a_card_and_an_evaluation_adds_its_results(run_folder, tmp_pat
     write_card(run)
     row = "| 20 | heldout, offset 25, budget 50 | 91.5 ± 1.5 | 34.0 ± 0.0 | 99.0 ± 0.0 |"
     assert f"{row} `{result.name}.json` |" in (run / "README.md").read_text()
+    (metric,) = ModelCard.load(run / "README.md").data.eval_results
+    assert (metric.metric_type, metric.metric_value) == ("success_rate", 91.5)
+    assert (metric.dataset_type, metric.dataset_revision) == ("tworoom", model.run.data.hash)
+
+
+def test_the_header_is_what_the_hub_reads(run_folder, tmp_path):
+    run = Path(shutil.copytree(run_folder, tmp_path / "run", ignore=shutil.ignore_patterns("evaluation")))
+    write_card(run)
+    data = ModelCard.load(run / "README.md").data
+    assert (data.license, data.library_name, data.pipeline_tag) == ("unknown", "atlas-wm", "robotics")
+    assert data.tags == ["world-model", "planning"] and not data.eval_results
 
 
 def test_the_card_shows_the_most_complete_of_like_evaluations_and_says_which(run_folder, tmp_path):
@@ -64,9 +79,21 @@ def test_the_card_shows_the_most_complete_of_like_evaluations_and_says_which(run
 def test_a_licence_that_was_filled_in_stays(run_folder, tmp_path):
     run = Path(shutil.copytree(run_folder, tmp_path / "run"))
     card = run / "README.md"
-    card.write_text(card.read_text().replace("license: unknown", "license: mit"))
+    fields = "license: other\nlicense_name: lab-internal"
+    card.write_text(card.read_text().replace("license: unknown", fields))
     write_card(run)
-    assert "\nlicense: mit\n" in card.read_text() and "## Licence\n\nmit\n" in card.read_text()
+    data = ModelCard.load(card).data
+    assert (data.license, data.license_name) == ("other", "lab-internal")
+    assert "## Licence\n\nother\n" in card.read_text()
+
+
+def test_a_card_with_a_damaged_header_is_not_overwritten(run_folder, tmp_path):
+    run = Path(shutil.copytree(run_folder, tmp_path / "run"))
+    damaged = "---\nlicense: [\n---\nby hand"
+    (run / "README.md").write_text(damaged)
+    with pytest.raises(UserError, match=r"README.md has a damaged YAML header"):
+        write_card(run)
+    assert (run / "README.md").read_text() == damaged
 
 
 def test_a_damaged_older_result_does_not_spoil_an_evaluation(run_folder, tmp_path, caplog):

@@ -1,30 +1,46 @@
 """The model card: what a run is, in a form that people and the Hugging Face hub read."""
 
-import re
+import math
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
+from huggingface_hub import EvalResult, ModelCard, ModelCardData
 from safetensors import safe_open
+from yaml import YAMLError
 
 from atlas_wm.config import RunInfo
+from atlas_wm.errors import UserError, reason
 from atlas_wm.runs.files import write_atomically
 from atlas_wm.runs.folder import WEIGHTS, read_run
 from atlas_wm.runs.results import POLICIES, Chosen, EvaluationResult, PolicyResult, most_complete, read_results
 
 CARD = "README.md"
 UNKNOWN = "unknown"  # the hub's word for a licence that nobody stated
+LICENSE_FIELDS = ("license", "license_name", "license_link")
 BUFFERS = ("running_mean", "running_var", "num_batches_tracked")  # of BatchNorm: no parameters
 
 
 def write_card(folder: Path) -> None:
-    """Write the card of a run folder, or refresh it; a licence that was filled in stays."""
+    """Write the card of a run folder, or update it. A licence that someone filled in stays."""
     info, _ = read_run(folder)
     path = folder / CARD
-    stated = re.search(r"^license: *(\S+) *$", path.read_text(), re.M) if path.exists() else None
-    results = read_results(folder)
-    card = model_card(info, _parameters(folder / WEIGHTS), results, licence=stated.group(1) if stated else UNKNOWN)
+    card = model_card(info, _parameters(folder / WEIGHTS), read_results(folder), licence=_stated_licence(path))
     with write_atomically(path) as temporary:
         temporary.write_text(card)
+
+
+def _stated_licence(path: Path) -> dict[str, Any]:
+    """The licence fields of an existing card."""
+    if not path.exists():
+        return {}
+    try:
+        data = ModelCard.load(path, ignore_metadata_errors=True).data.to_dict()
+    except (ValueError, YAMLError) as error:
+        raise UserError(
+            f"{path} has a damaged YAML header ({reason(error)}): repair it or delete the file"
+        ) from error
+    return {name: data[name] for name in LICENSE_FIELDS if name in data}
 
 
 def model_card(
@@ -32,79 +48,108 @@ def model_card(
     parameters: int,
     results: Mapping[str, EvaluationResult] | None = None,
     repo_id: str | None = None,
-    licence: str = UNKNOWN,
+    licence: Mapping[str, Any] | None = None,
 ) -> str:
-    """results: of evaluations, by the names of their files. repo_id: on the hub; None for a folder. Of the path of
-    the data, which tells about a machine, only the last part is named."""
+    """The text of a card.
+
+    results: evaluations by file name. repo_id: repository on the hub; None for a folder. licence: LICENSE_FIELDS.
+    The card names only the last part of the data path: the rest says something about a machine.
+    """
     model, train, data = info.config.model, info.config.train, info.data
-    source = repo_id or "this folder"
+    name = f"{info.method} on {info.task}"
+    chosen = most_complete(results or {})
+    header = ModelCardData(
+        **({"license": UNKNOWN} | dict(licence or {})),
+        library_name="atlas-wm",
+        pipeline_tag="robotics",
+        tags=["world-model", "planning"],
+        model_name=name,
+        eval_results=[_eval_result(one, info) for one in chosen if one.result.model.success_mean is not None],
+    )
     length = f"{train.steps:,} steps" if train.steps else f"{train.epochs} epochs"
-    weights = ", ".join(f"{name} {weight:g}" for name, weight in info.config.objective.weights.items())
-    note = "" if licence != UNKNOWN else " (nobody stated one: fill in `license` above before you publish)"
+    weights = ", ".join(f"{term} {weight:g}" for term, weight in info.config.objective.weights.items())
+    stated = header.license != UNKNOWN
     return f"""---
-library_name: atlas-wm
-license: {licence}
-tags:
-- world-model
-- planning
+{header.to_yaml()}
 ---
 
-# {info.method} on {info.task}
+# {name}
 
 A latent world model that plans to a goal image, written by atlas-wm {info.atlas_wm} (recipe `{info.recipe}`):
-{parameters / 1e6:.2f} M parameters, frames of {model.encoder.image_size} pixels a side, {info.action_size} action
-coordinates, {model.frameskip} actions a model step.
+{parameters / 1e6:.2f} M parameters, {model.encoder.image_size}×{model.encoder.image_size} pixels,
+{info.action_size} action dimensions, {model.frameskip} actions per model step.
 
 ```python
 from atlas_wm import Planner, load_model
 
-model = load_model("{source}")
+model = load_model("{repo_id or "path/to/this/folder"}")
 plan = Planner(model).plan(frame, goal)  # two (H, W, 3) uint8 images
 ```
 
 ## Data
 
 `{Path(data.path).name}`, content hash `{data.hash}`: {data.episodes:,} episodes, {data.rows:,} rows;
-{data.training_clips:,} clips to train on, {data.validation_clips:,} held out (split by {train.split}).
+{data.training_clips:,} clips for training, {data.validation_clips:,} held out (split by {train.split}).
 
 ## Training
 
-{length} of {train.batch} clips, AdamW with rate {train.lr:g} and weight decay {train.weight_decay:g}, seed
-{train.seed}, on {info.device}. Loss terms and their weights: {weights}. `config.json` holds every setting.
+{length} with batches of {train.batch} clips, AdamW with learning rate {train.lr:g} and weight decay
+{train.weight_decay:g}, seed {train.seed}, on {info.device}. Loss terms and weights: {weights}. `config.json` holds
+every setting.
 
 ## Results
 
-{_results(results or {}, info)}
+{_results(chosen, len(results or {}), info)}
 ## Versions
 
-{", ".join(f"{name} {number}" for name, number in info.versions.items())}
+{", ".join(f"{package} {number}" for package, number in info.versions.items())}
 
 ## Licence
 
-{licence}{note}
+{header.license}{"" if stated else " (not stated yet: fill in `license` in the header before you publish)"}
 """
 
 
-def _results(results: Mapping[str, EvaluationResult], info: RunInfo) -> str:
-    chosen = most_complete(results)
+def _condition(result: EvaluationResult, info: RunInfo) -> str:
+    protocol = result.protocol
+    return f"{protocol.part}, offset {protocol.offset}, budget {protocol.budget}{result.besides(info.data.hash)}"
+
+
+def _eval_result(chosen: Chosen, info: RunInfo) -> EvalResult:
+    """One line of the hub's leaderboard metadata."""
+    result = chosen.result
+    return EvalResult(
+        task_type="robotics",
+        dataset_type=result.task,
+        dataset_name=result.task,
+        dataset_config=_condition(result, info),
+        dataset_revision=result.data.hash,
+        metric_type="success_rate",
+        metric_name="success, %",
+        metric_value=round(result.model.success_mean or 0.0, 2),
+    )
+
+
+def _results(chosen: list[Chosen], files: int, info: RunInfo) -> str:
     if not chosen:
-        return "Not evaluated yet: `atlas eval` does, and adds a table here.\n"
+        return "Not evaluated yet: `atlas eval` adds a table here.\n"
     header = "| episodes | condition | success | random actions | replayed actions | file in `evaluation/` |\n"
-    note = "Success in percent, ± over evaluation seeds; the files hold every setting and episode."
-    others = len(results) - len(chosen)
-    if others:
-        kept = f"{others} other{'s' if others > 1 else ''}"
-        note += f" Of each condition the most complete evaluation is shown (most episodes, then the newest); {kept}"
-        note += f" {'are' if others > 1 else 'is'} in the folder."
+    note = (
+        "Success in percent, ± standard deviation over evaluation seeds. The files hold every setting and episode."
+    )
+    if others := files - len(chosen):
+        note += (
+            " The table shows the most complete evaluation of each condition (most episodes, then the newest); "
+            f"{others} other{'s are' if others > 1 else ' is'} in the folder."
+        )
     return f"{header}|---|---|---|---|---|---|\n{''.join(_row(one, info) for one in chosen)}\n{note}\n"
 
 
 def _row(chosen: Chosen, info: RunInfo) -> str:
-    result, protocol = chosen.result, chosen.result.protocol
+    result = chosen.result
     success, floor, ceiling = (_percent(result.policies.get(name)) for name in POLICIES)
-    where = f"{protocol.part}, offset {protocol.offset}, budget {protocol.budget}{result.besides(info.data.hash)}"
     file = f"`{chosen.name}.json`" + (f" (of {1 + len(chosen.others)})" if chosen.others else "")
-    return f"| {result.model.count} | {where} | {success} | {floor} | {ceiling} | {file} |\n"
+    return f"| {result.model.count} | {_condition(result, info)} | {success} | {floor} | {ceiling} | {file} |\n"
 
 
 def _percent(result: PolicyResult | None) -> str:
@@ -115,12 +160,6 @@ def _percent(result: PolicyResult | None) -> str:
 
 
 def _parameters(weights: Path) -> int:
-    total = 0
     with safe_open(weights, "pt") as file:
-        for name in file.keys():  # noqa: SIM118 (it is no dict)
-            if not name.endswith(BUFFERS):
-                count = 1
-                for size in file.get_slice(name).get_shape():
-                    count *= size
-                total += count
-    return total
+        names = [name for name in file.keys() if not name.endswith(BUFFERS)]  # noqa: SIM118 (it is no dict)
+        return sum(math.prod(file.get_slice(name).get_shape()) for name in names)

@@ -15,7 +15,7 @@ MODULES = {  # format of a dataset → the modules that read and write it
 EXTRAS = {  # module → the extra in pyproject.toml that installs it
     **dict.fromkeys(("stable_worldmodel", "gymnasium", "pymunk", "pygame", "shapely", "ogbench", "mujoco"), "envs"),
     **dict.fromkeys(("h5py", "hdf5plugin", "lancedb", "lance", "imageio", "cv2", "tensorboard"), "data"),
-    **dict.fromkeys(("matplotlib", "jinja2"), "report"),
+    **dict.fromkeys(("matplotlib", "jinja2", "sklearn"), "report"),
 }
 
 
