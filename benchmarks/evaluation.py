@@ -36,7 +36,7 @@ from atlas_wm.evaluate.protocol import Protocol, draw_starts
 from atlas_wm.images import reduce_frames
 from atlas_wm.models.world_model import WorldModel
 from atlas_wm.normalizer import Normalizer
-from atlas_wm.parallel.workers import Helpers
+from atlas_wm.parallel.workers import WorkerPool
 from atlas_wm.plan.harness import Standardisation
 from atlas_wm.rng import make_rng
 from atlas_wm.runs.model import save_model
@@ -133,11 +133,11 @@ def evaluate_ours(
     each = -(-len(rows) // (2 * cores))
     jobs = [Job("model", protocol, 0, tuple(rows[i : i + each].tolist())) for i in range(0, len(rows), each)]
     setup = Setup(str(run), "tworoom", str(path), plan, "cpu")
-    with contextlib.closing(Helpers(cores, Worker, setup)) as helpers:
+    with contextlib.closing(WorkerPool(cores, Worker, setup)) as pool:
         warm_up = replace(jobs[0], rows=jobs[0].rows[:1])
-        list(helpers.each(deque([("run", warm_up)] * cores)))
+        list(pool.each(deque([("run", warm_up)] * cores)))
         started = time.perf_counter()
-        results = [result for _, result in helpers.each(deque(("run", job) for job in jobs))]
+        results = [result for _, result in pool.each(deque(("run", job) for job in jobs))]
         seconds = time.perf_counter() - started
     return seconds, 100 * float(np.mean([r.success for result in results for r in result.records]))
 

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from atlas_wm.diagnose.catalog import QuerySettings
 from atlas_wm.diagnose.diagnose import diagnose
-from atlas_wm.diagnose.queries import QuerySettings
 from atlas_wm.train.loop import train
 
 TIMES = {"seconds", "clips_per_second"}  # all that may differ

@@ -1,4 +1,4 @@
-"""Subjects whose diagnostics are known beforehand: a frame is the state itself, a latent linear in it."""
+"""Runs whose diagnostics are known beforehand: a frame is the state itself, a latent linear in it."""
 
 from dataclasses import dataclass
 from types import SimpleNamespace
@@ -8,8 +8,8 @@ import torch
 from torch import Tensor, nn
 
 from atlas_wm.config import PlanConfig
+from atlas_wm.diagnose.frozen_run import FrozenRun
 from atlas_wm.diagnose.queries import Queries
-from atlas_wm.diagnose.subject import Subject
 from atlas_wm.models.world_model import Features
 from atlas_wm.normalizer import Normalizer
 
@@ -50,7 +50,7 @@ class LinearModel(nn.Module):
         return z[:, None, None] + self.slip * steps @ self.matrix
 
 
-class KnownSubject(Subject):
+class KnownRun(FrozenRun):
     probed_blocks = (1, 2)
 
     def __init__(self, model: LinearModel, data: Walks | None = None, simulator=None):
@@ -59,26 +59,26 @@ class KnownSubject(Subject):
         self.bank_rows = np.arange(0, len(self.data.states), 3)
         self.info = SimpleNamespace(config=SimpleNamespace(plan=PlanConfig()))
 
-    def states_frames(self, states: np.ndarray) -> Tensor:
+    def frames_of_states(self, states: np.ndarray) -> Tensor:
         return torch.from_numpy(states)
 
 
-def identity(**options) -> KnownSubject:
-    return KnownSubject(LinearModel(torch.eye(2), **options))
+def identity(**options) -> KnownRun:
+    return KnownRun(LinearModel(torch.eye(2), **options))
 
 
-def skewed(**options) -> KnownSubject:
+def skewed(**options) -> KnownRun:
     """Four coordinates that keep the state but change its distances."""
-    return KnownSubject(LinearModel(torch.randn(2, 4, generator=torch.Generator().manual_seed(1)), **options))
+    return KnownRun(LinearModel(torch.randn(2, 4, generator=torch.Generator().manual_seed(1)), **options))
 
 
-def collapsed(**options) -> KnownSubject:
-    return KnownSubject(LinearModel(torch.zeros(2, 3), shift=0.1, **options))
+def collapsed(**options) -> KnownRun:
+    return KnownRun(LinearModel(torch.zeros(2, 3), shift=0.1, **options))
 
 
-def queries(subject: KnownSubject, count: int = 6, candidates: int = 5, horizon: int = 3) -> Queries:
+def queries(run: KnownRun, count: int = 6, candidates: int = 5, horizon: int = 3) -> Queries:
     rng = np.random.default_rng(7)
-    rows = rng.choice(len(subject.data.states) - 20, count, replace=False)
+    rows = rng.choice(len(run.data.states) - 20, count, replace=False)
     actions = rng.normal(size=(count, candidates, horizon, FRAMESKIP, 2)).astype(np.float32)
-    states = subject.data.states[rows][:, None, None] + actions.sum(axis=3).cumsum(axis=2)
+    states = run.data.states[rows][:, None, None] + actions.sum(axis=3).cumsum(axis=2)
     return Queries(rows, rows + 20, actions, states, "key")

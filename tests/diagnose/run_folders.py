@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from atlas_wm.config import RunConfig
-from atlas_wm.diagnose.queries import QuerySettings
+from atlas_wm.diagnose.catalog import QuerySettings
 from atlas_wm.evaluate.protocol import Protocol
 from atlas_wm.models.world_model import WorldModel
 from atlas_wm.runs.folder import read_run

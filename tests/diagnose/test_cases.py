@@ -49,7 +49,7 @@ def test_filmed_episodes_repeat_what_the_evaluation_recorded(diagnosed, shown):
         assert np.array_equal(decoded(episode)[-2], shown(np.array(state, np.float32)))
 
 
-def test_episodes_that_went_otherwise_are_told(diagnosed):
+def test_episodes_that_ended_differently_are_reported(diagnosed):
     """The run with other weights was diagnosed beside the first one's evaluation."""
     mine, others = (diagnosed.read(run, "cases") for run in ("changed", "evaluated"))
     ends = [[(e["success"], e["steps"]) for e in one["result"]["episodes"]] for one in (mine, others)]
@@ -57,7 +57,7 @@ def test_episodes_that_went_otherwise_are_told(diagnosed):
     other = sum(a != b for a, b in zip(*ends, strict=True))
     # Whether any did is up to rounding: a model of a few steps seldom arrives.
     note = mine["result"].get("note", "")
-    assert note.startswith(f"{other} of the episodes went otherwise") if other else not note
+    assert note.startswith(f"{other} episodes ended differently") if other else not note
 
 
 def test_pictures_decode_to_the_episode_from_start_to_end_and_its_goal(diagnosed, data, shown):
@@ -119,7 +119,7 @@ def test_rows_on_which_runs_differ_come_first_then_failures_then_the_others(tmp_
 def test_runs_without_a_common_start_cannot_be_set_side_by_side(tmp_path):
     write_evaluation(tmp_path / "one", {1: True})
     write_evaluation(tmp_path / "two", {2: True})
-    with pytest.raises(UserError, match="different starts"):
+    with pytest.raises(UserError, match="no start row in common"):
         choose_rows([tmp_path / "one", tmp_path / "two"], 50, "d")
 
 

@@ -7,6 +7,7 @@ import shutil
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
+from typing import get_args
 
 import numpy as np
 import pytest
@@ -15,8 +16,9 @@ from run_folders import OFFSET, SETTINGS, change_json, change_weights, evaluatio
 
 from atlas_wm.data.dataset import EpisodeData
 from atlas_wm.diagnose import diagnose as module
-from atlas_wm.diagnose.diagnose import ALL, DIAGNOSTICS, diagnose
-from atlas_wm.diagnose.subject import Subject
+from atlas_wm.diagnose.catalog import DIAGNOSTICS, QUERY_SETTINGS, DiagnosticName
+from atlas_wm.diagnose.diagnose import MEASURE, diagnose
+from atlas_wm.diagnose.frozen_run import FrozenRun
 from atlas_wm.errors import UserError
 
 DOCS = (Path(__file__).parents[2] / "docs" / "reference" / "diagnostics.md").read_text()
@@ -35,12 +37,17 @@ def named(text: str) -> set[str]:
     return set(re.findall(r'"(\w+)"', text)) | set(re.findall(r"`(\w+)`", text))
 
 
+def test_every_diagnostic_of_the_catalog_can_be_measured():
+    assert list(MEASURE) == list(DIAGNOSTICS) == list(get_args(DiagnosticName))
+
+
 @pytest.mark.parametrize("what", DIAGNOSTICS)
 def test_results_have_the_documented_keys_and_no_others(diagnosed, what):
     row = next(line for line in DOCS.splitlines() if line.startswith(f"| `{what}.json`"))
     blocks = {"L3", "L6", "L9"}, {"L1", "L2"}  # of twelve blocks, of two
     result = diagnosed.read("evaluated", what)["result"]
     assert all_keys(result) - blocks[1] - {"note"} == named(row) - blocks[0]
+    assert set(DIAGNOSTICS[what].keys) <= set(result)
 
 
 def test_files_have_the_documented_envelope(diagnosed):
@@ -51,7 +58,7 @@ def test_files_have_the_documented_envelope(diagnosed):
         assert whole["what"] == what and whole["format"] == 1 and whole["seconds"] >= 0
         expected = {"name": "evaluated", "task": "tworoom", "method": "atlas", "recipe": "demo"}
         assert expected.items() <= whole["run"].items()
-        assert set(whole["settings"]) == set(DIAGNOSTICS[what][0])
+        assert set(whole["settings"]) == set(DIAGNOSTICS[what].settings)
         assert (whole["queries"] is None) == (what not in SHARED)
 
 
@@ -92,13 +99,13 @@ def test_the_bank_is_of_the_training_data_whatever_is_diagnosed(
     diagnosed, trained, other_data, data, tmp_path, monkeypatch
 ):
     run = Path(shutil.copytree(trained, tmp_path / "run"))
-    subject = Subject(run, None, other_data, torch.device("cpu"))
-    usual = Subject(run, None, None, torch.device("cpu"))
-    assert subject.data_hash != subject.bank_hash == usual.bank_hash == data.content_hash()
-    assert np.array_equal(subject.bank_rows, usual.bank_rows) and torch.equal(subject.bank.z, usual.bank.z)
+    elsewhere = FrozenRun(run, None, other_data, torch.device("cpu"))
+    usual = FrozenRun(run, None, None, torch.device("cpu"))
+    assert elsewhere.data_hash != elsewhere.bank_hash == usual.bank_hash == data.content_hash()
+    assert np.array_equal(elsewhere.bank_rows, usual.bank_rows) and torch.equal(elsewhere.bank.z, usual.bank.z)
     assert diagnosed.read("evaluated", "geometry")["run"]["bank"] == data.content_hash()
     change_json(run / "config.json", "data", "path", value="gone.h5")
-    monkeypatch.setitem(DIAGNOSTICS, "marginal", ((), lambda work: {}))
+    monkeypatch.setitem(MEASURE, "marginal", lambda diagnosis: {})
     said = []
     files = diagnose([run], ["geometry", "marginal"], data_path=other_data, device="cpu", say=said.append)
     assert [file.stem for file in files] == ["marginal"]  # which needs no bank
@@ -115,10 +122,10 @@ def again(diagnosed, tmp_path, monkeypatch):
     measured = Counter()
 
     def stand_in(what):
-        return DIAGNOSTICS[what][0], lambda work: measured.update([what]) or {}
+        return lambda diagnosis: measured.update([what]) or {}
 
     for what in DIAGNOSTICS:
-        monkeypatch.setitem(DIAGNOSTICS, what, stand_in(what))
+        monkeypatch.setitem(MEASURE, what, stand_in(what))
     asked_for = type("Asked", (), {"key": "k"})
     monkeypatch.setattr(module, "shared_queries", lambda *_: asked_for)
 
@@ -143,7 +150,7 @@ def test_fresh_measures_everything(again):
     assert again(fresh=True) == set(DIAGNOSTICS)
 
 
-@pytest.mark.parametrize("setting", ALL)
+@pytest.mark.parametrize("setting", QUERY_SETTINGS)
 def test_other_settings_measure_what_depends_on_them(again, setting):
     if setting == "offset":
         for run in again.runs:
@@ -161,7 +168,7 @@ def test_other_weights_are_measured_anew_whatever_the_time_of_the_file(again):
     assert again() == set(DIAGNOSTICS) and again() == set()
 
 
-def test_another_evaluation_is_looked_at_again(again):
+def test_another_evaluation_is_measured_anew(again):
     report = json.loads(evaluation_of(again.runs[0]).read_text())
     report["model"]["episodes"]["3"][0]["steps"] += 1
     evaluation_of(again.runs[0]).write_text(json.dumps({**report, "workers": 5}))
@@ -206,7 +213,7 @@ def test_a_run_without_an_evaluation_does_not_keep_others_from_their_films(diagn
 
 def test_cube_has_fewer_queries_unless_told_otherwise(diagnosed, monkeypatch):
     seen = []
-    monkeypatch.setitem(DIAGNOSTICS, "marginal", ((), lambda work: seen.append(work.settings) or {}))
+    monkeypatch.setitem(MEASURE, "marginal", lambda diagnosis: seen.append(diagnosis.settings) or {})
     for name in ("cube", "tworoom"):
         monkeypatch.setattr("atlas_wm.tasks.tworoom.TwoRoom.name", name)
         diagnose([diagnosed.elsewhere], ["marginal"], device="cpu", fresh=True)

@@ -8,7 +8,7 @@ from known import collapsed, identity, queries, skewed
 from atlas_wm.config import PlanConfig
 from atlas_wm.diagnose.bootstrap import median_interval
 from atlas_wm.diagnose.diagnose import finite
-from atlas_wm.diagnose.futures import Futures, foresee
+from atlas_wm.diagnose.futures import Futures, predict_futures
 from atlas_wm.diagnose.regret import regret
 from atlas_wm.diagnose.relational import relational
 from atlas_wm.diagnose.rollout import rollout
@@ -16,8 +16,8 @@ from atlas_wm.diagnose.rollout import rollout
 EPSILON = 1e-6
 
 
-def foreseen(subject) -> Futures:
-    return foresee(subject, queries(subject), lambda done, total: None)
+def predicted(run) -> Futures:
+    return predict_futures(run, queries(run), lambda done, total: None)
 
 
 def scales(bank: np.ndarray) -> tuple[np.ndarray, float]:
@@ -29,10 +29,10 @@ def scales(bank: np.ndarray) -> tuple[np.ndarray, float]:
 class ByHand:
     """All of it from states in float64."""
 
-    def __init__(self, subject):
-        self.asked, self.matrix = queries(subject), subject.model.matrix.double().numpy()
-        self.slip, data = subject.model.slip, subject.data.states.astype(np.float64)
-        bank = data[subject.bank_rows]
+    def __init__(self, run):
+        self.asked, self.matrix = queries(run), run.model.matrix.double().numpy()
+        self.slip, data = run.model.slip, run.data.states.astype(np.float64)
+        bank = data[run.bank_rows]
         self.z_deviation, self.z_mean = scales(bank @ self.matrix)
         self.p_deviation, self.p_mean = scales(bank)
         self.length = (1 + EPSILON) * self.z_mean
@@ -61,17 +61,17 @@ class ByHand:
 
 
 @pytest.fixture(scope="module")
-def subject():
+def run():
     return skewed(slip=0.8)
 
 
 @pytest.fixture(scope="module")
-def by_hand(subject):
-    return ByHand(subject)
+def by_hand(run):
+    return ByHand(run)
 
 
-def test_rollout_is_the_median_error_of_candidates_over_the_banks_length(subject, by_hand):
-    result = rollout(subject, foreseen(subject))
+def test_rollout_is_the_median_error_of_candidates_over_the_banks_length(run, by_hand):
+    result = rollout(run, predicted(run))
     expected = np.array(
         [
             [np.median([by_hand.error(query, c, step) for c in range(5)]) / by_hand.length for step in range(3)]
@@ -86,12 +86,12 @@ def test_rollout_is_the_median_error_of_candidates_over_the_banks_length(subject
 
 
 def test_a_perfect_predictor_has_no_rollout_error():
-    subject = skewed(slip=1.0)
-    assert np.max(rollout(subject, foreseen(subject))["per_query"]) < 1e-5
+    run = skewed(slip=1.0)
+    assert np.max(rollout(run, predicted(run))["per_query"]) < 1e-5
 
 
-def test_relational_is_the_distortion_over_all_pairs_of_ends_and_goal(subject, by_hand):
-    result = relational(subject, foreseen(subject))
+def test_relational_is_the_distortion_over_all_pairs_of_ends_and_goal(run, by_hand):
+    result = relational(run, predicted(run))
     for name, summary in {
         "rmse": lambda gaps: np.sqrt(np.mean(np.square(gaps))),
         "percentile_95": lambda gaps: np.percentile(gaps, 95),
@@ -106,8 +106,8 @@ def test_relational_is_the_distortion_over_all_pairs_of_ends_and_goal(subject, b
     assert set(result) == {"rmse", "percentile_95", "maximum"}
 
 
-def test_regret_and_its_bound_follow_the_theorem(subject, by_hand):
-    result = regret(subject, foreseen(subject))
+def test_regret_and_its_bound_follow_the_theorem(run, by_hand):
+    result = regret(run, predicted(run))
     for query in range(6):
         ends, goal = by_hand.ends[query, :, -1], by_hand.goals[query]
         costs = [by_hand.d_p(end, goal) for end in ends]
@@ -132,35 +132,35 @@ def test_regret_and_its_bound_follow_the_theorem(subject, by_hand):
 @pytest.mark.parametrize("slip", [-1.0, 0.5, 1.0, 3.0])
 @pytest.mark.parametrize("make", [identity, skewed])
 def test_the_measured_regret_never_exceeds_the_bound(make, slip):
-    subject = make(slip=slip)
-    result = regret(subject, foreseen(subject))
+    run = make(slip=slip)
+    result = regret(run, predicted(run))
     assert (np.array(result["regret"]) <= np.array(result["bound"])).all()
 
 
 def test_of_a_latent_that_is_the_anchor_no_distance_is_distorted():
-    subject = identity()
-    futures = foreseen(subject)
-    assert {value for part in relational(subject, futures).values() for value in part["per_query"]} == {0.0}
-    assert set(regret(subject, futures)["relational"]) == {0.0}
+    run = identity()
+    futures = predicted(run)
+    assert {value for part in relational(run, futures).values() for value in part["per_query"]} == {0.0}
+    assert set(regret(run, futures)["relational"]) == {0.0}
 
 
 @pytest.mark.filterwarnings("error")
 def test_a_constant_latent_has_no_scale_and_so_no_error_instead_of_none_at_all():
-    subject = collapsed()
-    futures = foreseen(subject)
-    errors = finite(rollout(subject, futures))
+    run = collapsed()
+    futures = predicted(run)
+    errors = finite(rollout(run, futures))
     assert errors["per_query"] == [[None] * 3] * 6 and errors["median"] == errors["low"] == [None] * 3
-    assert finite(relational(subject, futures))["maximum"]["median"] is None
-    result = finite(regret(subject, futures))
+    assert finite(relational(run, futures))["maximum"]["median"] is None
+    result = finite(regret(run, futures))
     assert result["bound"] == [None] * 6 and result["guaranteed"] == 0 and result["means"]["prediction"] is None
     assert min(result["regret"]) >= 0 and result["eta"] == pytest.approx(1, abs=1e-5)
 
 
 def test_candidates_may_be_imagined_in_parts():
-    subject = skewed(slip=0.8)
-    asked = queries(subject)
-    frame = subject.rows_frames(asked.rows[:1])
-    together = subject.imagine(frame, asked.actions[0])
-    subject.info.config.plan = PlanConfig(candidate_chunk=2)
-    torch.testing.assert_close(subject.imagine(frame, asked.actions[0]), together)
+    run = skewed(slip=0.8)
+    asked = queries(run)
+    frame = run.frames_of_rows(asked.rows[:1])
+    together = run.rollout(frame, asked.actions[0])
+    run.info.config.plan = PlanConfig(candidate_chunk=2)
+    torch.testing.assert_close(run.rollout(frame, asked.actions[0]), together)
     assert together.shape == (5, 3, 4)

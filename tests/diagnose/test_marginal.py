@@ -76,16 +76,16 @@ def test_a_constant_latent_has_covariance_error_1_and_only_finite_numbers(value)
     assert found["effective_rank"] == pytest.approx(1) and np.isfinite(list(found.values())).all()
 
 
-class Wanderer:
-    def wander(self, task, episodes, steps, every, seed) -> np.ndarray:
+class RandomStates:
+    def random_states(self, task, episodes, steps, every, seed) -> np.ndarray:
         return np.random.default_rng(seed).normal(size=(episodes * steps // every, 2)).astype(np.float32)
 
 
-def test_the_frames_are_those_of_random_wandering():
+def test_the_frames_are_those_of_random_actions():
     identity_, collapsed_ = identity(), collapsed()
-    for subject in (identity_, collapsed_):
-        subject.simulator, subject.data = Wanderer(), type("Data", (), {"task": None})
+    for run in (identity_, collapsed_):
+        run.simulator, run.data = RandomStates(), type("Data", (), {"task": None})
     found = marginal(identity_, seed=4)
-    states = torch.from_numpy(Wanderer().wander(None, EPISODES, STEPS, EVERY, 4)).double()
+    states = torch.from_numpy(RandomStates().random_states(None, EPISODES, STEPS, EVERY, 4)).double()
     assert found == statistics(states) and found["frames"] == 1000
     assert marginal(collapsed_, 4)["covariance_error"] == pytest.approx(1, abs=1e-6)

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from run_folders import evaluation_of
 
-from atlas_wm.diagnose.diagnose import DIAGNOSTICS
+from atlas_wm.diagnose.catalog import DIAGNOSTICS
 
 
 @pytest.mark.parametrize("run", ["collapsed", "patches"])

@@ -4,7 +4,7 @@ from itertools import product
 
 import numpy as np
 import pytest
-from known import KnownSubject, collapsed, identity, skewed
+from known import KnownRun, collapsed, identity, skewed
 from sklearn.metrics import roc_auc_score
 
 from atlas_wm.diagnose.bootstrap import resamples
@@ -13,10 +13,10 @@ from atlas_wm.runs.results import EpisodeResult
 from made_up_results import episode
 
 
-def episodes(subject: KnownSubject, failures: int = 9, count: int = 24) -> list[EpisodeResult]:
+def episodes(run: KnownRun, failures: int = 9, count: int = 24) -> list[EpisodeResult]:
     """They end far out if they fail, and after one or two steps if they succeed early."""
     rng = np.random.default_rng(3)
-    centre = subject.data.states.mean(axis=0)
+    centre = run.data.states.mean(axis=0)
     return [
         episode(
             success=number >= failures,
@@ -61,9 +61,9 @@ def test_there_is_no_auroc_of_one_outcome_or_of_nan(scores, failed):
 
 
 def test_scores_are_mean_distances_to_the_nearest_of_the_standardised_bank():
-    subject = skewed()
-    records = episodes(subject)
-    result = probe(subject, records)
+    run = skewed()
+    records = episodes(run)
+    result = probe(run, records)
     k = result["neighbours"]
     assert k == result["bank"] == 30  # 50 where there are as many
 
@@ -72,7 +72,7 @@ def test_scores_are_mean_distances_to_the_nearest_of_the_standardised_bank():
         distances = [[np.linalg.norm((x - y) / deviation) for y in bank] for x in states]
         return float(np.mean([np.mean(sorted(row)[:k]) for row in distances]))
 
-    matrix = subject.model.matrix.double().numpy()
+    matrix = run.model.matrix.double().numpy()
     seen = {
         "L1": lambda x: x,
         "L2": lambda x: 2 * x,
@@ -82,7 +82,7 @@ def test_scores_are_mean_distances_to_the_nearest_of_the_standardised_bank():
         "oracle": lambda x: x,
     }
     assert list(result["representations"]) == list(seen)
-    bank = subject.data.states[subject.bank_rows].astype(np.float64)
+    bank = run.data.states[run.bank_rows].astype(np.float64)
     for name, see in seen.items():
         found = result["representations"][name]
         expected = [score(see(bank), see(np.array(e.last_states))) for e in records]
@@ -92,18 +92,18 @@ def test_scores_are_mean_distances_to_the_nearest_of_the_standardised_bank():
 
 def test_only_the_nearest_neighbours_count(monkeypatch):
     monkeypatch.setattr("atlas_wm.diagnose.probe.NEIGHBOURS", 4)
-    subject = identity()
-    records = episodes(subject)
-    bank = subject.data.states[subject.bank_rows]
-    result = probe(subject, records)
+    run = identity()
+    records = episodes(run)
+    bank = run.data.states[run.bank_rows]
+    result = probe(run, records)
     for record, found in zip(records, result["representations"]["z"]["scores"], strict=True):
         gaps = np.linalg.norm((np.array(record.last_states)[:, None] - bank) / (bank.std(axis=0) + 1e-6), axis=-1)
         assert found == pytest.approx(np.sort(gaps, axis=1)[:, :4].mean(), rel=1e-4)
 
 
 def test_intervals_are_those_of_resampled_episodes():
-    subject = identity()
-    result = probe(subject, episodes(subject))
+    run = identity()
+    result = probe(run, episodes(run))
     failed, found = np.array(result["failed"]), result["representations"]["oracle"]
     scores = np.array(found["scores"])
     draws = [roc_auc_score(failed[some], scores[some]) for some in resamples(24) if 0 < failed[some].sum() < 24]
@@ -127,4 +127,4 @@ def test_a_constant_latent_tells_nothing():
 def test_where_all_end_alike_there_is_no_auroc_but_a_note(failures):
     result = probe(identity(), episodes(identity(), failures))
     assert {(r["auroc"], r["low"], r["high"]) for r in result["representations"].values()} == {(None, None, None)}
-    assert "ended alike" in result["note"] and result["failures"] == failures
+    assert "same outcome" in result["note"] and result["failures"] == failures

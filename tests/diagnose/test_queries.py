@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from atlas_wm.data.dataset import EpisodeData
-from atlas_wm.diagnose.queries import Queries, QuerySettings, candidate_actions, shared_queries
+from atlas_wm.diagnose.catalog import QuerySettings
+from atlas_wm.diagnose.queries import Queries, candidate_actions, shared_queries
 from atlas_wm.diagnose.simulate import Simulator, _futures
 from atlas_wm.errors import UserError
 

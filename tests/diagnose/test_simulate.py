@@ -1,4 +1,4 @@
-"""The real environment in processes: images of states that cannot be drawn, and random wandering."""
+"""The real environment in processes: images of states that cannot be drawn, and random actions."""
 
 import numpy as np
 import torch
@@ -9,13 +9,13 @@ from atlas_wm.images import frame_to_tensor, reduce_frames
 from atlas_wm.tasks import get_task
 
 
-def test_pictures_of_a_task_that_cannot_draw_are_what_the_environment_shows(simulator, monkeypatch):
+def test_images_of_a_task_that_cannot_draw_are_what_the_environment_shows(simulator, monkeypatch):
     task = get_task("pusht")
     rng = np.random.default_rng(0)
     states = np.column_stack(
         [rng.uniform(60, 180, (5, 2)), rng.uniform(250, 400, (5, 2)), rng.uniform(0, 6, 5), np.zeros((5, 2))]
     )
-    monkeypatch.setattr(simulate, "STATES_A_JOB", 2)  # in several processes
+    monkeypatch.setattr(simulate, "STATES_PER_JOB", 2)  # in several processes
     env, expected = task.make_env(), []
     for state in states:
         task.reset(env, state, states[0])  # the goal is not in the image
@@ -28,14 +28,14 @@ def test_pictures_of_a_task_that_cannot_draw_are_what_the_environment_shows(simu
 def test_what_can_be_drawn_is_drawn_without_a_process(task, data):
     idle = Simulator(1)
     assert torch.equal(idle.images(task, data.states[:3], 32), task.draw(data.states[:3], 32))
-    assert not idle._helpers._idle
+    assert not idle._pool._idle
 
 
-def test_wandering_is_a_function_of_the_seed_alone(simulator, task):
-    states, env = simulator.wander(task, 3, 10, 5, seed=1), task.make_env()
+def test_random_states_are_a_function_of_the_seed_alone(simulator, task):
+    states, env = simulator.random_states(task, 3, 10, 5, seed=1), task.make_env()
     assert states.tolist() == [
-        simulate._wander(task, env, 10, 5, [1, n])[i].tolist() for n in range(3) for i in (0, 1)
+        simulate._random_states(task, env, 10, 5, [1, n])[i].tolist() for n in range(3) for i in (0, 1)
     ]
-    assert simulator.wander(task, 3, 10, 5, seed=1) is states  # for the next run
-    assert not np.array_equal(states, simulator.wander(task, 3, 10, 5, seed=2))
+    assert simulator.random_states(task, 3, 10, 5, seed=1) is states  # for the next run
+    assert not np.array_equal(states, simulator.random_states(task, 3, 10, 5, seed=2))
     assert len(np.unique(states, axis=0)) == 6

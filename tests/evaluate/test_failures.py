@@ -208,7 +208,7 @@ def test_simulation_tries_again_and_then_says_what_failed(monkeypatch):
     states, actions = np.array([[50.0, 50.0]], np.float32), np.zeros((1, 1, 1, 2, 2))
     monkeypatch.setenv("MOODS", json.dumps({"always": "raise"}))
     with pytest.raises(UserError, match="an environment of test_failures:Moody failed: ValueError: broken"):
-        Environments(0).do(0, "futures", Moody().spec, states[0], actions[0])
+        Environments(0).run(0, "futures", Moody().spec, states[0], actions[0])
     monkeypatch.setenv("MOODS", json.dumps({"always": "die"}))
     with Simulator(1, timeout=20) as simulator, pytest.raises(UserError, match=r"Moody failed, .*SIGKILL"):
         list(simulator.futures(Moody(), states, actions))

@@ -17,6 +17,7 @@ from atlas_wm.convert.lewm_config import sizes
 from atlas_wm.data.dataset import EpisodeData, check_card
 from atlas_wm.data.states import TrainingStates
 from atlas_wm.data.training_set import open_training_set
+from atlas_wm.diagnose.catalog import DIAGNOSTICS
 from atlas_wm.diagnose.evaluated import find_evaluated
 from atlas_wm.errors import UserError
 from atlas_wm.models.world_model import WorldModel
@@ -127,8 +128,7 @@ TARGETS = {
 }
 # Each of these draws pages, in seconds.
 SLOW = {
-    f"page {what}": Target(f"made_up/diagnostics/{what}.json", hostile_json, draw_report)
-    for what in ("probe", "marginal", "rollout", "relational", "regret", "geometry", "cases")
+    f"page {what}": Target(f"made_up/diagnostics/{what}.json", hostile_json, draw_report) for what in DIAGNOSTICS
 } | {
     "page config": Target("made_up/config.json", hostile_json, draw_report),
     "page evaluation": Target("made_up/evaluation/all_offset50_budget75.json", hostile_json, draw_report),

@@ -20,8 +20,8 @@ from safetensors.torch import save_file
 from atlas_wm.config import EncoderConfig, ModelConfig, ObjectiveConfig, PredictorConfig, RunConfig, TrainConfig
 from atlas_wm.data.dataset import EpisodeData
 from atlas_wm.diagnose import simulate
+from atlas_wm.diagnose.catalog import QuerySettings
 from atlas_wm.diagnose.diagnose import diagnose
-from atlas_wm.diagnose.queries import QuerySettings
 from atlas_wm.errors import UserError
 from atlas_wm.evaluate import evaluate
 from atlas_wm.evaluate.protocol import Protocol
@@ -129,7 +129,7 @@ def full() -> None:
 if __name__ == "__main__":
     torch.set_num_threads(1)
     EpisodeData(DATA, get_task("tworoom"), 32, 5)  # imports what it needs, before the others are forked
-    evaluate.Helpers = simulate.Helpers = Here
+    evaluate.WorkerPool = simulate.WorkerPool = Here
     scenario("alone", commands, size=1)
     scenario("together", commands)
     scenario("under-slurm", training, slurm=True)

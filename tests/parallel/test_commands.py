@@ -122,7 +122,7 @@ def test_diagnostics_are_those_of_one_process(out):
         ("one-fails-under-slurm", "atlas: the disk is full (process 1 of 2)"),
         (
             "one-is-killed",
-            "atlas: another process of this job is gone without a word: was it killed, for memory say?",
+            "atlas: another process of this job died without a message: did the system kill it (out of memory)?",
         ),
         ("all-fail", "atlas: there is no dataset nowhere.h5"),
     ],

@@ -4,35 +4,32 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from atlas_wm.cli.arguments import Device, OwnTasks, RunFolders, by_default, check_given, import_tasks_of
+from tyro.conf import arg
 
-Diagnostic = Literal["all", "probe", "marginal", "rollout", "relational", "regret", "geometry", "cases"]
+from atlas_wm.cli.arguments import Device, OwnTasks, RunFolders, by_default, check_given, import_tasks_of
+from atlas_wm.diagnose.catalog import DIAGNOSTICS, DiagnosticName, QuerySettings
+from atlas_wm.parallel.workers import TIMEOUT
+
+QUESTIONS = "; ".join(f"{name} ({diagnostic.question})" for name, diagnostic in DIAGNOSTICS.items())
+What = tuple[Literal["all"] | DiagnosticName, ...]
 
 
 def diagnose(
     runs: RunFolders,
     /,
-    what: tuple[Diagnostic, ...] = ("all",),
+    what: Annotated[What, arg(help=f"all, or any of: {QUESTIONS}.")] = ("all",),
     queries: Annotated[int | None, by_default("100; 16 for cube", "INT")] = None,
-    candidates: int = 128,
-    offset: int = 50,
-    seed: int = 0,
+    candidates: int = QuerySettings.candidates,
+    offset: int = QuerySettings.offset,
+    seed: int = QuerySettings.seed,
     data: Annotated[Path | None, by_default("the dataset each run was trained on")] = None,
     workers: Annotated[int | None, by_default("one per core", "INT")] = None,
-    timeout: float = 300,
+    timeout: float = TIMEOUT,
     device: Device = "auto",
     fresh: bool = False,
     task: OwnTasks = (),
 ) -> None:
     """Run the paper's diagnostics on trained models. Writes one JSON file each to RUN/diagnostics.
-
-    - probe: does novelty predict failure? (needs `atlas eval` first)
-    - marginal: how far is the latent distribution from a Gaussian?
-    - rollout: error of predicted latents over the horizon
-    - relational: how much does the latent distort distances?
-    - regret: the planning bound and its parts
-    - geometry: a 2-D map of the latent
-    - cases: films of the same episodes for all runs (needs `atlas eval` first)
 
     Runs in one call share the same start states, goals and action sequences, so their numbers are paired. Results
     that are still valid are reused. `atlas report` draws them; docs/reference/diagnostics.md describes the files.
@@ -41,8 +38,7 @@ def diagnose(
         atlas diagnose runs/tworoom-atlas-demo --what rollout regret --queries 50
 
     Args:
-        runs: Run folders.
-        what: all, or some of the names above.
+        runs: Run folders; probe and cases need an evaluation (`atlas eval`).
         queries: Number of start states for rollout, relational and regret.
         candidates: Action sequences per start state.
         offset: Steps of the demonstration between start and goal.
@@ -59,10 +55,7 @@ def diagnose(
     diagnose_with_progress(
         runs,
         what,
-        queries=queries,
-        candidates=candidates,
-        offset=offset,
-        seed=seed,
+        settings=QuerySettings(queries, candidates, offset=offset, seed=seed),
         data_path=data,
         workers=workers,
         timeout=timeout,
@@ -71,21 +64,10 @@ def diagnose(
     )
 
 
-def diagnose_with_progress(
-    runs: Sequence[Path],
-    what: Sequence[str],
-    *,
-    queries: int | None = None,
-    candidates: int = 128,
-    offset: int = 50,
-    seed: int = 0,
-    **options: Any,
-) -> list[Path]:
+def diagnose_with_progress(runs: Sequence[Path], what: What, **options: Any) -> list[Path]:
     from atlas_wm.cli.progress import Bar
-    from atlas_wm.diagnose.diagnose import DIAGNOSTICS, diagnose
-    from atlas_wm.diagnose.queries import QuerySettings
+    from atlas_wm.diagnose.diagnose import diagnose
 
-    settings = QuerySettings(queries, candidates, offset=offset, seed=seed)
     with Bar("diagnose", "parts") as bar:
 
         def show(name: str, done: int, total: int) -> None:
@@ -93,14 +75,8 @@ def diagnose_with_progress(
                 bar.rename(name, "parts")
             bar.update(done, total)
 
-        files = diagnose(
-            runs,
-            tuple(DIAGNOSTICS) if "all" in what else tuple(what),
-            settings=settings,
-            on_step=show,
-            say=bar.say,
-            **options,
-        )
+        names = tuple(name for name in what if name != "all")
+        files = diagnose(runs, tuple(DIAGNOSTICS) if "all" in what else names, on_step=show, say=bar.say, **options)
     for file in files:
         print(file)
     return files

@@ -18,7 +18,15 @@ import numpy as np
 from atlas_wm.data.dataset import EpisodeData, card_path
 from atlas_wm.data.partial import FORMATS, Episode, Partial, partial_of
 from atlas_wm.errors import UserError, unknown
-from atlas_wm.parallel.workers import TIMEOUT, Died, Helpers, check_timeout, one_line, time_limit, to_make
+from atlas_wm.parallel.workers import (
+    TIMEOUT,
+    WorkerDied,
+    WorkerPool,
+    check_timeout,
+    one_line,
+    startup_limit,
+    time_limit,
+)
 from atlas_wm.runs.files import read_json, write_json, writing
 from atlas_wm.runs.versions import check_modules, to_install, versions
 from atlas_wm.tasks import Task, task_id
@@ -40,7 +48,7 @@ class Recorder:
 
     def _record_one(self, seed: int, number: int, pixels: bool) -> Episode | str:
         try:
-            with time_limit(to_make(self.timeout)):
+            with time_limit(startup_limit(self.timeout)):
                 self.env = self.env or self.task.make_env()
             with time_limit(self.timeout):
                 return record_episode(self.task, self.env, seed, number, pixels)
@@ -190,13 +198,13 @@ def _recorded(
     ahead: dict[int, Episode | str] = {}  # recorded out of order
     requests = deque[tuple[Any, ...]](("record", seed, numbers, pixels) for numbers in jobs)
     with (
-        closing(Helpers(workers or os.cpu_count() or 1, Recorder, task, timeout)) as helpers,
-        closing(helpers.each(requests)) as finished,
+        closing(WorkerPool(workers or os.cpu_count() or 1, Recorder, task, timeout)) as pool,
+        closing(pool.each(requests)) as finished,
     ):
         for numbers in jobs:
             while not set(numbers) <= set(ahead):
                 (*_, mine, _), answer = next(finished)
-                if not isinstance(answer, Died):
+                if not isinstance(answer, WorkerDied):
                     ahead |= zip(mine, answer, strict=True)
                 elif len(mine) > 1:
                     requests.extend(("record", seed, [number], pixels) for number in mine)

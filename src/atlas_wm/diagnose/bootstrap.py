@@ -1,4 +1,4 @@
-"""Percentile intervals over queries, paired between runs: the resamples depend on the number of queries alone."""
+"""Percentile intervals over queries, paired between runs: resamples depend only on the number of queries."""
 
 import numpy as np
 
@@ -11,13 +11,13 @@ def resamples(queries: int, seed: int = 0) -> np.ndarray:
 
 
 def interval(estimates: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Low and high end over the first axis, (RESAMPLES, …)."""
+    """The low and the high end over the first axis, (RESAMPLES, …)."""
     with np.errstate(invalid="ignore"):  # between two infinities
         low, high = np.percentile(estimates, [50 - LEVEL / 2, 50 + LEVEL / 2], axis=0)
     return low, high
 
 
 def median_interval(per_query: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """(Q, …) → the median over queries, and the interval of it: (…) each."""
+    """(Q, …) → the median over queries and its interval, (…) each."""
     low, high = interval(np.median(per_query[resamples(len(per_query))], axis=1))
     return np.median(per_query, axis=0), low, high

@@ -1,4 +1,4 @@
-"""Films of the same episodes for every run: where one arrives and the other does not (fig. cases)."""
+"""Films of the same episodes for every run (fig. cases)."""
 
 import base64
 import io
@@ -11,44 +11,44 @@ import numpy as np
 import torch
 
 from atlas_wm.diagnose.evaluated import Evaluated, find_evaluated
-from atlas_wm.diagnose.subject import Subject
+from atlas_wm.diagnose.frozen_run import FrozenRun
 from atlas_wm.errors import UserError
 from atlas_wm.evaluate.env_batch import FILM_EVERY, EnvBatch
 from atlas_wm.evaluate.rollout import planning_policy, run_episodes
 from atlas_wm.plan.planner import Planner, dtype_of
 from atlas_wm.runs.results import film_steps
 
-SHOWN = 7  # frames of a strip, besides the goal
+SHOWN = 7  # frames of a strip, not counting the goal
 
 
 def choose_rows(runs: Sequence[Path], offset: int, data: str, count: int = 4) -> list[int]:
-    """Starts that all runs evaluated on this dataset (its hash) were evaluated from.
+    """Start rows that all evaluations of these runs on this dataset (its hash) share.
 
-    First those on which they differ, then failures, then the others; within each kind the most unusual first.
+    Episodes on which the runs differ come first, then failures, then the rest; each by falling novelty.
     """
     found = [find_evaluated(run, offset, data, runs) for run in runs]
-    by_run = [{e.row: e for e in one.episodes} for one in found if one is not None]
+    by_run = [{e.row: e for e in evaluation.episodes} for evaluation in found if evaluation is not None]
     common = set(by_run[0]).intersection(*by_run)
     if not common:
-        raise UserError("the runs were evaluated from different starts: evaluate them with the same --seeds")
+        raise UserError("the runs have no start row in common: evaluate them with the same --seeds")
 
-    def kind(row: int) -> tuple[int, float, int]:
+    def rank(row: int) -> tuple[int, float, int]:
         outcomes = [episodes[row].success for episodes in by_run]
         return (0 if len(set(outcomes)) > 1 else 2 if all(outcomes) else 1), -by_run[0][row].novelty, row
 
-    return sorted(common, key=kind)[:count]
+    return sorted(common, key=rank)[:count]
 
 
-def cases(subject: Subject, evaluation: Evaluated, rows: Sequence[int], offset: int) -> dict[str, Any]:
-    """The chosen episodes again, with the evaluation's planner and random rngs, filmed."""
+def cases(run: FrozenRun, evaluation: Evaluated, rows: Sequence[int], offset: int) -> dict[str, Any]:
+    """Repeat and film the chosen episodes with the evaluation's planner and rngs."""
     known = {e.row: e for e in evaluation.episodes}
-    planner = Planner(subject.model, evaluation.plan, plain=evaluation.plain, dtype=dtype_of(evaluation.precision))
-    envs = EnvBatch(subject.data.task, subject.data.image_size)
+    planner = Planner(run.model, evaluation.plan, plain=evaluation.plain, dtype=dtype_of(evaluation.precision))
+    envs = EnvBatch(run.data.task, run.data.image_size)
     try:
         with _one_thread():
             records, films = run_episodes(
                 [envs],
-                subject.data,
+                run.data,
                 planning_policy(planner, evaluation.seed),
                 rows,
                 offset,
@@ -68,18 +68,18 @@ def cases(subject: Subject, evaluation: Evaluated, rows: Sequence[int], offset: 
         for record in records
     ]
     result: dict[str, Any] = {"episodes": episodes}
-    alike = [(r.success, r.steps) == (known[r.row].success, known[r.row].steps) for r in records]
-    if not all(alike):
+    same = [(r.success, r.steps) == (known[r.row].success, known[r.row].steps) for r in records]
+    if not all(same):
         result["note"] = (
-            f"{alike.count(False)} of the episodes went otherwise than when they were evaluated: "
-            f"the device, its batches or the weights are others now"
+            f"{same.count(False)} episodes ended differently than in the evaluation: "
+            f"the device, the batch size or the weights have changed"
         )
     return result
 
 
 @contextmanager
 def _one_thread() -> Iterator[None]:
-    """As evaluation plans on a CPU: rounding depends on the number of threads."""
+    """Evaluation plans on one CPU thread; rounding depends on the number of threads."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
@@ -89,7 +89,7 @@ def _one_thread() -> Iterator[None]:
 
 
 def _strip(film: np.ndarray, steps: int) -> dict[str, Any]:
-    """A few frames from the first to the last, and the goal."""
+    """Evenly spaced frames from the first to the last, and the goal."""
     taken = film_steps(len(film) - 1, steps, FILM_EVERY)
     which = np.unique(np.linspace(0, len(taken) - 1, SHOWN).round().astype(int))
     frames = [film[i] for i in which] + [film[-1]]

@@ -1,25 +1,26 @@
-"""All diagnostics of some runs: one JSON file each in the run folder, kept while nothing it depends on changes."""
+"""Run the diagnostics: one JSON file each in the run folder, measured again when an input changes."""
 
 import math
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, fields, replace
+from dataclasses import asdict, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from atlas_wm.diagnose.cases import cases, choose_rows
+from atlas_wm.diagnose.catalog import DIAGNOSTICS, QUERY_SETTINGS, DiagnosticName, QuerySettings
 from atlas_wm.diagnose.evaluated import Evaluated, evaluated
-from atlas_wm.diagnose.futures import Futures, foresee
+from atlas_wm.diagnose.frozen_run import FrozenRun
+from atlas_wm.diagnose.futures import Futures, predict_futures
 from atlas_wm.diagnose.geometry import geometry
 from atlas_wm.diagnose.marginal import marginal
 from atlas_wm.diagnose.probe import probe
-from atlas_wm.diagnose.queries import Queries, QuerySettings, shared_queries
+from atlas_wm.diagnose.queries import Queries, shared_queries
 from atlas_wm.diagnose.regret import regret
 from atlas_wm.diagnose.relational import relational
 from atlas_wm.diagnose.rollout import rollout
 from atlas_wm.diagnose.simulate import Simulator
-from atlas_wm.diagnose.subject import Subject
 from atlas_wm.errors import UserError, unknown
 from atlas_wm.parallel.devices import pick_device
 from atlas_wm.parallel.launch import processes
@@ -30,33 +31,33 @@ from atlas_wm.runs.folder import read_run, writable_folder
 from atlas_wm.runs.versions import versions
 
 FORMAT = 1
-OnStep = Callable[[str, int, int], None]  # what is being done, done, of how many
+OnStep = Callable[[str, int, int], None]  # name of the step, number done, total
 
 
 class Diagnosis:
-    """One run and the work that its diagnostics share, each part done when first needed."""
+    """One run and the work that its diagnostics share; each part is done when first needed."""
 
-    def __init__(self, subject: Subject, settings: QuerySettings, runs: Sequence[Path], on_step: OnStep):
-        self.subject, self.settings, self.runs, self.on_step = subject, settings, runs, on_step
+    def __init__(self, run: FrozenRun, settings: QuerySettings, compared: Sequence[Path], on_step: OnStep):
+        self.run, self.settings, self.compared, self.on_step = run, settings, compared, on_step
 
     @cached_property
     def queries(self) -> Queries:
-        mine, *others = (run / "diagnostics" / "queries.npz" for run in (self.subject.run, *self.runs))
+        own, *others = (folder / "diagnostics" / "queries.npz" for folder in (self.run.folder, *self.compared))
         return shared_queries(
-            self.subject.data,
+            self.run.data,
             self.settings,
-            self.subject.simulator,
-            mine,
+            self.run.simulator,
+            own,
             others,
             lambda done, total: self.on_step("simulate queries", done, total),
         )
 
     @cached_property
     def _futures(self) -> Futures | UserError:
-        """An error is kept too: of several processes all found it together."""
-        name = f"{self.subject.run.name}: look at outcomes"
+        """An error is cached too: with several processes, all of them got it in the same collective call."""
+        name = f"{self.run.folder.name}: encode outcomes"
         try:
-            return foresee(self.subject, self.queries, lambda done, total: self.on_step(name, done, total))
+            return predict_futures(self.run, self.queries, lambda done, total: self.on_step(name, done, total))
         except UserError as error:
             return error
 
@@ -66,29 +67,29 @@ class Diagnosis:
             raise self._futures
         return self._futures
 
-    def look_together(self, names: Sequence[str], fresh: bool) -> None:
-        """The long part, in several processes: each simulates and looks at some queries, where they are needed."""
-        shared = [name for name in names if DIAGNOSTICS[name][0] == ALL]
+    def share_futures(self, names: Sequence[DiagnosticName], fresh: bool) -> None:
+        """Simulate and encode the queries in all processes, if a diagnostic needs them."""
+        shared = [name for name in names if DIAGNOSTICS[name].settings == QUERY_SETTINGS]
 
-        def needed(name: str) -> bool:
+        def needed(name: DiagnosticName) -> bool:
             try:
                 return fresh or not is_current(self.file(name), self, name)
-            except UserError:  # it is said when its turn comes
+            except UserError:  # reported when this diagnostic is measured
                 return False
 
         if from_main(is_main() and any(map(needed, shared))):
             _ = self._futures
 
-    def file(self, name: str) -> Path:
-        return self.subject.run / "diagnostics" / f"{name}.json"
+    def file(self, name: DiagnosticName) -> Path:
+        return self.run.folder / "diagnostics" / f"{name}.json"
 
     @cached_property
     def evaluated(self) -> Evaluated:
-        offset, states = self.settings.offset, self.subject.data.states
-        found = evaluated(self.subject.run, offset, self.subject.data_hash, self.runs)
+        offset, states = self.settings.offset, self.run.data.states
+        found = evaluated(self.run.folder, offset, self.run.data_hash, self.compared)
         for e in found.episodes:
             if e.row + offset >= len(states) or any(len(s) != states.shape[1] for s in e.last_states):
-                raise UserError(f"the evaluation of {self.subject.run} is not of this dataset: row {e.row}")
+                raise UserError(f"the evaluation of {self.run.folder} is not of this dataset: row {e.row}")
         return found
 
     @property
@@ -97,33 +98,25 @@ class Diagnosis:
 
     @cached_property
     def rows(self) -> list[int]:
-        """Of the episodes to film."""
-        return choose_rows(self.runs, self.settings.offset, self.subject.data_hash)
+        """Start rows of the episodes to film."""
+        return choose_rows(self.compared, self.settings.offset, self.run.data_hash)
 
 
-ALL = tuple(field.name for field in fields(QuerySettings))
-# Each with the settings that it depends on, which are stored with it: names of QuerySettings or of Diagnosis.
-DIAGNOSTICS: dict[str, tuple[tuple[str, ...], Callable[[Diagnosis], dict[str, Any]]]] = {
-    "probe": (("offset", "evaluation"), lambda d: probe(d.subject, d.evaluated.episodes)),
-    "marginal": (("seed",), lambda d: marginal(d.subject, d.settings.seed)),
-    "rollout": (ALL, lambda d: rollout(d.subject, d.futures)),
-    "relational": (ALL, lambda d: relational(d.subject, d.futures)),
-    "regret": (ALL, lambda d: regret(d.subject, d.futures)),
-    "geometry": (("seed",), lambda d: geometry(d.subject, d.settings.seed)),
-    "cases": (
-        ("offset", "evaluation", "rows"),
-        lambda d: cases(d.subject, d.evaluated, d.rows, d.settings.offset),
-    ),
+MEASURE: dict[DiagnosticName, Callable[[Diagnosis], dict[str, Any]]] = {
+    "probe": lambda d: probe(d.run, d.evaluated.episodes),
+    "marginal": lambda d: marginal(d.run, d.settings.seed),
+    "rollout": lambda d: rollout(d.run, d.futures),
+    "relational": lambda d: relational(d.run, d.futures),
+    "regret": lambda d: regret(d.run, d.futures),
+    "geometry": lambda d: geometry(d.run, d.settings.seed),
+    "cases": lambda d: cases(d.run, d.evaluated, d.rows, d.settings.offset),
 }
-
-NEEDS_ENV = {"probe", "relational", "regret", "cases"}  # the others work on recorded data alone, too
-BESIDE_BANK = {"probe", "rollout", "relational", "regret", "geometry"}  # measured beside training frames
 
 
 @processes()
 def diagnose(
     runs: Sequence[str | Path],
-    what: Sequence[str] = tuple(DIAGNOSTICS),
+    what: Sequence[DiagnosticName] = tuple(DIAGNOSTICS),
     *,
     settings: QuerySettings | None = None,
     data_path: str | Path | None = None,
@@ -134,68 +127,68 @@ def diagnose(
     on_step: OnStep = lambda name, done, total: None,
     say: Callable[[str], None] = lambda text: None,
 ) -> list[Path]:
-    """Measure and write ``RUN/diagnostics/<what>.json`` for every run. A diagnostic that cannot be made (no
-    evaluation yet, say) is said and left out; the others go on. Returns the files that are there in the end.
+    """Measure and write ``RUN/diagnostics/<what>.json`` for every run. Returns the files that exist afterwards.
 
-    Several processes (torchrun, srun) share the queries; the rest is the main one's, which writes."""
+    A diagnostic that cannot be measured, for example because the run was not evaluated, is skipped and reported
+    through ``say``. Several processes (torchrun, srun) share the queries; the main process does everything else.
+    """
     for name in what:
         if name not in DIAGNOSTICS:
             raise unknown("diagnostic", name, DIAGNOSTICS)
     folders = [Path(run) for run in runs]
-    for run in folders:
-        read_run(run)  # a name that is wrong is said before the work begins, as is a folder that cannot be written
-    for run in folders:
-        writable_folder(run, "diagnostics")
+    for folder in folders:
+        read_run(folder)  # a wrong name and a read-only folder are reported before the work begins
+    for folder in folders:
+        writable_folder(folder, "diagnostics")
     files = []
     with Simulator(workers, timeout) as simulator:
-        for run in folders:
-            subject = Subject(run, simulator, data_path, pick_device(device))
-            mine = settings or QuerySettings()
-            if mine.queries is None:
-                mine = replace(mine, queries=16 if subject.data.task.name == "cube" else 100)
-            work = Diagnosis(subject, mine, folders, on_step)
+        for folder in folders:
+            run = FrozenRun(folder, simulator, data_path, pick_device(device))
+            asked = settings or QuerySettings()
+            if asked.queries is None:
+                asked = replace(asked, queries=16 if run.data.task.name == "cube" else 100)
+            diagnosis = Diagnosis(run, asked, folders, on_step)
             if world_size() > 1:
-                work.look_together(what, fresh)
+                diagnosis.share_futures(what, fresh)
             if not is_main():
                 continue
             for number, name in enumerate(what):
-                on_step(f"{run.name}: {name}", number, len(what))
-                file = work.file(name)
+                on_step(f"{folder.name}: {name}", number, len(what))
+                file = diagnosis.file(name)
                 try:
-                    if name in NEEDS_ENV:
-                        subject.data.task.require_env(name, "it is skipped")
-                    if fresh or not is_current(file, work, name):
-                        result = measured(work, name)
+                    if DIAGNOSTICS[name].needs_env:
+                        diagnosis.run.data.task.require_env(name, "it is skipped")
+                    if fresh or not is_current(file, diagnosis, name):
+                        result = measure(diagnosis, name)
                         with writing(file.parent):
                             write_json(file, result, indent=None)
                     files.append(file)
                 except UserError as error:
                     file.unlink(missing_ok=True)
-                    say(f"{run.name}: no {name}: {error}")
+                    say(f"{folder.name}: no {name}: {error}")
     return from_main(files)
 
 
-def measured(work: Diagnosis, name: str) -> dict[str, Any]:
+def measure(diagnosis: Diagnosis, name: DiagnosticName) -> dict[str, Any]:
     started = time.perf_counter()
-    which, measure = DIAGNOSTICS[name]
-    raw = measure(work)
+    raw = MEASURE[name](diagnosis)
     result = finite(raw)
     if result != raw:
-        result.setdefault("note", "some numbers are not defined: this happens where a latent is constant")
-    info = work.subject.info
+        result.setdefault("note", "some numbers are undefined, for example because the latent is constant")
+    info = diagnosis.run.info
     return {
         "what": name,
         "format": FORMAT,
         "run": {
-            "name": work.subject.run.name,
+            "name": diagnosis.run.folder.name,
             "task": info.task,
             "method": info.method,
             "recipe": info.recipe,
             "seed": info.config.train.seed,
-            **made_from(work, name),
+            **input_hashes(diagnosis, name),
         },
-        "settings": settings_of(work, name),
-        "queries": work.queries.key if which == ALL else None,
+        "settings": settings_of(diagnosis, name),
+        "queries": diagnosis.queries.key if DIAGNOSTICS[name].settings == QUERY_SETTINGS else None,
         "result": result,
         "seconds": round(time.perf_counter() - started, 3),
         "versions": versions(),
@@ -211,28 +204,29 @@ def finite(value: Any) -> Any:
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
-def made_from(work: Diagnosis, name: str) -> dict[str, str | None]:
-    """Hashes: of the data, of the weights, and of the training data that the bank is from, where there is one."""
-    bank = work.subject.bank_hash if name in BESIDE_BANK else None
-    return {"data": work.subject.data_hash, "weights": work.subject.weights_hash, "bank": bank}
+def input_hashes(diagnosis: Diagnosis, name: DiagnosticName) -> dict[str, str | None]:
+    """Hashes of the data, of the weights, and of the training data if the diagnostic uses the bank."""
+    run = diagnosis.run
+    bank = run.bank_hash if DIAGNOSTICS[name].uses_bank else None
+    return {"data": run.data_hash, "weights": run.weights_hash, "bank": bank}
 
 
-def settings_of(work: Diagnosis, name: str) -> dict[str, Any]:
-    """What the result depends on, besides the run itself."""
-    which, _ = DIAGNOSTICS[name]
-    settings = asdict(work.settings)
-    return {key: settings[key] if key in settings else getattr(work, key) for key in which}
+def settings_of(diagnosis: Diagnosis, name: DiagnosticName) -> dict[str, Any]:
+    """What the result depends on, apart from the run itself."""
+    settings = asdict(diagnosis.settings)
+    names = DIAGNOSTICS[name].settings
+    return {key: settings[key] if key in settings else getattr(diagnosis, key) for key in names}
 
 
-def is_current(file: Path, work: Diagnosis, name: str) -> bool:
-    """Whether the file was made from this model, this data and these settings."""
+def is_current(file: Path, diagnosis: Diagnosis, name: DiagnosticName) -> bool:
+    """Whether the file was measured with this model, this data and these settings."""
     try:
         stored = read_json(file)
-    except UserError:  # there is none, or it is damaged
+    except UserError:  # missing or damaged
         return False
     return (
         isinstance(stored, dict)
         and stored.get("format") == FORMAT
-        and stored.get("settings") == settings_of(work, name)
-        and made_from(work, name).items() <= stored.get("run", {}).items()
+        and stored.get("settings") == settings_of(diagnosis, name)
+        and input_hashes(diagnosis, name).items() <= stored.get("run", {}).items()
     )

@@ -1,4 +1,4 @@
-"""What a model foresees for the shared queries, beside what really happens; three diagnostics look at it."""
+"""Predicted and true outcomes of the shared queries. Rollout, relational and regret use them."""
 
 from dataclasses import dataclass
 
@@ -6,41 +6,41 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from atlas_wm.diagnose.frozen_run import FrozenRun, OnProgress
 from atlas_wm.diagnose.queries import Queries
-from atlas_wm.diagnose.subject import OnProgress, Subject
-from atlas_wm.parallel.processes import share_out
+from atlas_wm.parallel.processes import sharded_map
 
 
 @dataclass(frozen=True)
 class Futures:
-    predicted: Tensor  # (Q, C, H, d) imagined latents
+    predicted: Tensor  # (Q, C, H, d) latents from the predictor
     true: Tensor  # (Q, C, H, d) latents of the frames that really follow
-    anchors: Tensor  # (Q, C, w) mean patch tokens of the last of them
+    anchors: Tensor  # (Q, C, w) mean patch tokens of the last of these frames
     goal: Tensor  # (Q, d)
     anchor_goal: Tensor  # (Q, w)
 
 
-def foresee(subject: Subject, queries: Queries, on_progress: OnProgress) -> Futures:
-    starts = subject.rows_frames(queries.rows)
-    goals = subject.look(subject.rows_frames(queries.goal_rows))
+def predict_futures(run: FrozenRun, queries: Queries, on_progress: OnProgress) -> Futures:
+    starts = run.frames_of_rows(queries.rows)
+    goals = run.features(run.frames_of_rows(queries.goal_rows))
     count, horizon = queries.states.shape[1:3]
 
-    def look(which: list[int]) -> list[tuple[Tensor, Tensor, Tensor]]:
-        found = []
+    def predict(which: list[int]) -> list[tuple[Tensor, Tensor, Tensor]]:
+        outcomes = []
         for i in which:
             if queries.outcome_rows is None:
-                frames = subject.states_frames(queries.states[i].reshape(count * horizon, -1))
+                frames = run.frames_of_states(queries.states[i].reshape(count * horizon, -1))
             else:
-                frames = subject.rows_frames(queries.outcome_rows[i].reshape(-1))
-            seen = subject.look(frames)
-            true = seen.z.unflatten(0, (count, horizon))
-            anchors = seen.patch.unflatten(0, (count, horizon))[:, -1]
-            found.append((subject.imagine(starts[i : i + 1], queries.actions[i]), true, anchors))
-            on_progress(len(found), len(which))
-        return found
+                frames = run.frames_of_rows(queries.outcome_rows[i].reshape(-1))
+            features = run.features(frames)
+            true = features.z.unflatten(0, (count, horizon))
+            anchors = features.patch.unflatten(0, (count, horizon))[:, -1]
+            outcomes.append((run.rollout(starts[i : i + 1], queries.actions[i]), true, anchors))
+            on_progress(len(outcomes), len(which))
+        return outcomes
 
-    looked = share_out(list(range(len(queries.states))), look)
-    predicted, true, anchors = (torch.stack(parts) for parts in zip(*looked, strict=True))
+    outcomes = sharded_map(list(range(len(queries.states))), predict)
+    predicted, true, anchors = (torch.stack(parts) for parts in zip(*outcomes, strict=True))
     return Futures(predicted, true, anchors, goals.z, goals.patch)
 
 

@@ -1,4 +1,4 @@
-"""Is the planning latent a standard Gaussian where nobody demonstrated? (fig. oodshift)"""
+"""Is the planning latent a standard Gaussian on frames of a random policy? (fig. oodshift)"""
 
 from typing import Any
 
@@ -8,7 +8,7 @@ from scipy.stats import cramervonmises
 from torch import Tensor
 
 from atlas_wm.data.states import training_rows
-from atlas_wm.diagnose.subject import Subject
+from atlas_wm.diagnose.frozen_run import FrozenRun
 from atlas_wm.losses.projections import random_directions
 from atlas_wm.models.geometry import effective_rank
 from atlas_wm.rng import DiagnoseRng, make_rng
@@ -18,19 +18,19 @@ DIRECTIONS = 512
 OFFLINE = "measured on recorded frames, held-out ones if there are any: the task has no environment to act in"
 
 
-def marginal(subject: Subject, seed: int) -> dict[str, Any]:
-    if not subject.data.task.has_env:
-        return {**statistics(subject.look(_heldout_frames(subject, seed)).z.double()), "note": OFFLINE}
-    states = subject.simulator.wander(subject.data.task, EPISODES, STEPS, EVERY, seed)
-    return statistics(subject.look(subject.states_frames(states)).z.double())
+def marginal(run: FrozenRun, seed: int) -> dict[str, Any]:
+    if not run.data.task.has_env:
+        return {**statistics(run.features(_heldout_frames(run, seed)).z.double()), "note": OFFLINE}
+    states = run.simulator.random_states(run.data.task, EPISODES, STEPS, EVERY, seed)
+    return statistics(run.features(run.frames_of_states(states)).z.double())
 
 
-def _heldout_frames(subject: Subject, seed: int) -> Tensor:
+def _heldout_frames(run: FrozenRun, seed: int) -> Tensor:
     """Recorded frames of held-out episodes; of all episodes if none was held out: (n, 3, S, S) uint8"""
-    rows = np.arange(len(subject.data.actions))
-    heldout = np.setdiff1d(rows, training_rows(subject.data, subject.info))
+    rows = np.arange(len(run.data.actions))
+    heldout = np.setdiff1d(rows, training_rows(run.data, run.info))
     rng = np.random.default_rng([seed, DiagnoseRng.MARGINAL])
-    return subject.rows_frames(
+    return run.frames_of_rows(
         np.sort(rng.permutation(heldout if len(heldout) else rows)[: EPISODES * STEPS // EVERY])
     )
 
@@ -42,8 +42,10 @@ def statistics(z: Tensor) -> dict[str, Any]:
     centred = z - z.mean(dim=0)
     covariance = centred.T @ centred / count
     values, vectors = torch.linalg.eigh(covariance)
-    kept = values > values[-1] * 1e-9
-    white = centred @ vectors[:, kept] / values[kept].sqrt() if bool(kept.any()) and values[-1] > 0 else centred
+    nonzero = values > values[-1] * 1e-9
+    white = centred
+    if bool(nonzero.any()) and values[-1] > 0:
+        white = centred @ vectors[:, nonzero] / values[nonzero].sqrt()
     gaussian = torch.randn(count, d, generator=make_rng(1), dtype=torch.float64)
     return {
         "frames": count,

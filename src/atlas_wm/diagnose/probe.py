@@ -1,4 +1,4 @@
-"""Does novelty foretell failure? AUROC of k-NN novelty for each representation (tab. probe-full, probe-atlas)."""
+"""Does novelty predict failure? AUROC of k-NN novelty for each representation (tab. probe-full, probe-atlas)."""
 
 import logging
 from collections.abc import Sequence
@@ -10,7 +10,7 @@ from scipy.stats import rankdata
 from torch import Tensor
 
 from atlas_wm.diagnose.bootstrap import interval, resamples
-from atlas_wm.diagnose.subject import Subject
+from atlas_wm.diagnose.frozen_run import FrozenRun
 from atlas_wm.models.geometry import knn_novelty
 from atlas_wm.runs.results import EpisodeResult
 
@@ -18,20 +18,18 @@ log = logging.getLogger(__name__)
 NEIGHBOURS = 50
 
 
-def probe(subject: Subject, episodes: Sequence[EpisodeResult]) -> dict[str, Any]:
-    """The episodes are those of the run's evaluation; their last three states are shown to the model again."""
+def probe(run: FrozenRun, episodes: Sequence[EpisodeResult]) -> dict[str, Any]:
+    """The episodes are those of the run's evaluation; the model encodes their last three states again."""
     lengths = [len(e.last_states) for e in episodes]
-    states = np.concatenate([np.asarray(e.last_states, subject.data.states.dtype) for e in episodes])
-    seen, bank = subject.look(subject.states_frames(states), subject.probed_blocks), subject.bank
-    named = {
-        f"L{block}": (a, b) for block, a, b in zip(subject.probed_blocks, seen.blocks, bank.blocks, strict=True)
-    }
+    states = np.concatenate([np.asarray(e.last_states, run.data.states.dtype) for e in episodes])
+    found, bank = run.features(run.frames_of_states(states), run.probed_blocks), run.bank
+    named = {f"L{block}": (a, b) for block, a, b in zip(run.probed_blocks, found.blocks, bank.blocks, strict=True)}
     if not named:
-        log.info("%s: probe without encoder blocks, %s has none", subject.run, type(subject.model.encoder).__name__)
-    named |= {"patch": (seen.patch, bank.patch), "cls": (seen.cls, bank.cls), "z": (seen.z, bank.z)}
-    named["oracle"] = torch.from_numpy(states), torch.from_numpy(subject.training.states[subject.bank_rows])
+        log.info("%s: probe without encoder blocks, %s has none", run.folder, type(run.model.encoder).__name__)
+    named |= {"patch": (found.patch, bank.patch), "cls": (found.cls, bank.cls), "z": (found.z, bank.z)}
+    named["oracle"] = torch.from_numpy(states), torch.from_numpy(run.training.states[run.bank_rows])
     failed = np.array([not e.success for e in episodes])
-    k = min(NEIGHBOURS, len(subject.bank_rows))
+    k = min(NEIGHBOURS, len(run.bank_rows))
     representations = {}
     for name, (queries, reference) in named.items():
         scores = _means(knn_novelty(queries, reference, k), lengths)
@@ -41,11 +39,11 @@ def probe(subject: Subject, episodes: Sequence[EpisodeResult]) -> dict[str, Any]
         "failed": failed.tolist(),
         "episodes": len(episodes),
         "failures": int(failed.sum()),
-        "bank": len(subject.bank_rows),
+        "bank": len(run.bank_rows),
         "neighbours": k,
     }
     if failed.all() or not failed.any():
-        result["note"] = "all episodes ended alike: there is nothing for novelty to tell apart"
+        result["note"] = "all episodes had the same outcome, so the AUROC is undefined"
     return result
 
 

@@ -1,6 +1,6 @@
-"""Shared questions to all models: start states, goals, candidate actions, and where these really lead.
+"""Planning queries that all models share: start states, goals, candidate actions, and their true outcomes.
 
-A function of the dataset and a few numbers, of no model: runs that are diagnosed one by one meet the same ones.
+They depend on the dataset and the settings, not on a model: runs diagnosed one by one get the same queries.
 """
 
 import hashlib
@@ -14,33 +14,17 @@ from zipfile import BadZipFile, ZipFile
 import numpy as np
 
 from atlas_wm.data.dataset import EpisodeData
+from atlas_wm.diagnose.catalog import QuerySettings
+from atlas_wm.diagnose.frozen_run import OnProgress
 from atlas_wm.diagnose.simulate import Simulator
-from atlas_wm.diagnose.subject import OnProgress
-from atlas_wm.errors import UserError
 from atlas_wm.evaluate.protocol import Protocol, draw_starts
 from atlas_wm.normalizer import Normalizer
-from atlas_wm.parallel.processes import from_main, is_main, share_out
+from atlas_wm.parallel.processes import from_main, is_main, sharded_map
 from atlas_wm.rng import DiagnoseRng
 from atlas_wm.runs.files import write_atomically
 from atlas_wm.tasks import task_id
 
-RESETS = 2  # counted up when the resets of tasks change: stored futures began in other states
-
-
-@dataclass(frozen=True)
-class QuerySettings:
-    queries: int | None = None
-    """None: 100, of Cube 16: it renders slowly, and the paper has as many."""
-    candidates: int = 128
-    horizon: int = 5
-    """Model steps that candidates last."""
-    offset: int = 50
-    """Rows between start and goal."""
-    seed: int = 0
-
-    def __post_init__(self) -> None:
-        if min(1 if self.queries is None else self.queries, self.horizon, self.offset) < 1 or self.candidates < 2:
-            raise UserError("--queries and --offset must be at least 1, --candidates at least 2")
+RESETS = 2  # increase it when the reset of a task changes: stored outcomes began in other states
 
 
 @dataclass(frozen=True)
@@ -50,7 +34,7 @@ class Queries:
     rows: np.ndarray  # (Q,) dataset rows of the starts
     goal_rows: np.ndarray  # (Q,)
     actions: np.ndarray  # (Q, C, H, frameskip, A) in the environment's units
-    states: np.ndarray  # (Q, C, H, s) after each block
+    states: np.ndarray  # (Q, C, H, s) after each action chunk
     key: str
     outcome_rows: np.ndarray | None = None  # (Q, C, H) where the frames of these states are recorded; None: nowhere
 
@@ -63,18 +47,18 @@ def shared_queries(
     others: Sequence[Path],
     on_progress: OnProgress,
 ) -> Queries:
-    """Drawn from the dataset and simulated, or read from ``file`` or another that holds these very ones."""
-    # The demonstration has to last as long as the other candidates.
+    """Draw and simulate the queries, or read them from ``file`` or from one of ``others`` if it holds the same."""
+    # The demonstration must be as long as the other candidates.
     ahead = max(settings.offset, settings.horizon * data.frameskip)
     assert settings.queries is not None
     rows = draw_starts(data, Protocol(ahead, episodes=settings.queries), settings.seed)
-    made_of = f"{task_id(data.task)} {RESETS} {data.content_hash()} {data.frameskip} {settings}"
-    key = hashlib.sha256(made_of.encode()).hexdigest()[:16]
+    inputs = f"{task_id(data.task)} {RESETS} {data.content_hash()} {data.frameskip} {settings}"
+    key = hashlib.sha256(inputs.encode()).hexdigest()[:16]
     if not data.task.has_env:
         return _recorded_queries(data, rows, settings, key)
     actions = candidate_actions(data, rows, settings)
     shape = (*actions.shape[:3], data.states.shape[1])
-    files = (file, *others) if is_main() else ()  # its word counts: others may see a file sooner or later
+    files = (file, *others) if is_main() else ()  # on a network disk, processes may see a file at different times
     states = from_main(next((s for known in files if (s := _stored_states(known, key, shape)) is not None), None))
     if states is None:
 
@@ -85,7 +69,7 @@ def shared_queries(
                 on_progress(len(answers), len(which))
             return answers
 
-        answers: list[np.ndarray] = share_out(list(range(len(rows))), simulate)
+        answers: list[np.ndarray] = sharded_map(list(range(len(rows))), simulate)
         states = np.stack(answers)
     if is_main() and _stored_states(file, key, shape) is None:
         with write_atomically(file) as temporary, temporary.open("wb") as out:
@@ -103,9 +87,9 @@ def _recorded_queries(data: EpisodeData, rows: np.ndarray, settings: QuerySettin
 
 
 def _stored_states(file: Path, key: str, shape: tuple[int, ...]) -> np.ndarray | None:
-    """None where there is no file, a damaged one, or one with other queries. shape: (Q, C, H, s)"""
+    """None if the file is missing, damaged or holds other queries. shape: (Q, C, H, s)"""
     try:
-        with ZipFile(file) as archive:  # before it is unpacked: a small file may hold a giant one
+        with ZipFile(file) as archive:  # checked before unpacking: a small file may hold a giant array
             if archive.getinfo("states.npy").file_size > 8 * math.prod(shape) + 1024:
                 return None
         with np.load(file) as stored:
@@ -116,21 +100,21 @@ def _stored_states(file: Path, key: str, shape: tuple[int, ...]) -> np.ndarray |
 
 
 def candidate_actions(data: EpisodeData, rows: np.ndarray, settings: QuerySettings) -> np.ndarray:
-    """(Q, C, H, frameskip, A). The first candidate is what the demonstration did.
+    """(Q, C, H, frameskip, A). The first candidate repeats the demonstration.
 
-    The others are half noise, as the planner's first candidates (independent Gaussian actions with the mean and
-    deviation of the data), half stretches of other demonstrations, which go somewhere.
+    Half of the others are noise, like the planner's first candidates (independent Gaussian actions with the mean
+    and standard deviation of the data); half are pieces of other demonstrations, which lead somewhere.
     """
     rng = np.random.default_rng([settings.seed, DiagnoseRng.QUERIES])
     steps = settings.horizon * data.frameskip
     real = np.nan_to_num(data.actions)
     starts = draw_starts(data, Protocol(steps, episodes=min(10_000, _valid(data, steps))), settings.seed + 1)
     actions = np.empty((len(rows), settings.candidates, steps, real.shape[1]), np.float32)
-    usual = Normalizer.fit(data.actions)
+    statistics = Normalizer.fit(data.actions)
     noisy = settings.candidates // 2
     for query, row in enumerate(rows):
         actions[query, 0] = real[row : row + steps]
-        actions[query, 1:noisy] = rng.normal(usual.mean, usual.std, (noisy - 1, steps, real.shape[1]))
+        actions[query, 1:noisy] = rng.normal(statistics.mean, statistics.std, (noisy - 1, steps, real.shape[1]))
         others = rng.choice(starts, settings.candidates - noisy)
         actions[query, noisy:] = real[others[:, None] + np.arange(steps)]
     return actions.reshape(len(rows), settings.candidates, settings.horizon, data.frameskip, -1)

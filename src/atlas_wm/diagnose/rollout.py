@@ -1,15 +1,15 @@
-"""Rollout error: how far imagined latents are from those of the frames that really follow (fig. rollout)."""
+"""Rollout error: the distance of predicted latents from those of the frames that follow (fig. rollout)."""
 
 from typing import Any
 
 from atlas_wm.diagnose.bootstrap import median_interval
+from atlas_wm.diagnose.frozen_run import FrozenRun
 from atlas_wm.diagnose.futures import Futures, prediction_errors
-from atlas_wm.diagnose.subject import Subject
 
 
-def rollout(subject: Subject, futures: Futures) -> dict[str, Any]:
-    """Candidate medians, then query medians, at every step, in units of the reference bank's ℓ."""
-    length = subject.latent_scale.length
+def rollout(run: FrozenRun, futures: Futures) -> dict[str, Any]:
+    """The median over candidates, then over queries, at every step, in units of the bank's ℓ."""
+    length = run.latent_scale.length
     per_query = prediction_errors(futures, length)
     median, low, high = median_interval(per_query)
     result = {
@@ -20,6 +20,6 @@ def rollout(subject: Subject, futures: Futures) -> dict[str, Any]:
         "per_query": per_query.tolist(),
         "scale": length,
     }
-    if not subject.data.task.has_env:
+    if not run.data.task.has_env:
         result["note"] = "measured on recorded actions alone: the task has no environment to try others in"
     return result

@@ -10,7 +10,7 @@ import numpy as np
 
 from atlas_wm.errors import UserError
 from atlas_wm.images import frame_to_tensor, reduce_frames
-from atlas_wm.parallel.workers import one_line, time_limit, to_make
+from atlas_wm.parallel.workers import one_line, startup_limit, time_limit
 from atlas_wm.tasks import Task
 
 FILM_EVERY = 5  # steps between two frames of a film
@@ -106,7 +106,7 @@ class EnvBatch:
     def _make_envs(self, count: int) -> None:
         while len(self.envs) < count:
             try:
-                with time_limit(to_make(self.timeout)):
+                with time_limit(startup_limit(self.timeout)):
                     self.envs.append(self.task.make_env())
             except UserError:
                 raise

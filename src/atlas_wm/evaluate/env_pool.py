@@ -5,7 +5,7 @@ from typing import Any
 
 from atlas_wm.errors import UserError
 from atlas_wm.evaluate.env_batch import EnvBatch, EpisodeEnd, Observations
-from atlas_wm.parallel.workers import Died, Helper, end
+from atlas_wm.parallel.workers import WorkerDied, WorkerProcess, stop
 from atlas_wm.tasks import get_task
 
 
@@ -22,15 +22,15 @@ class EnvPool:
         self._processes = [self._start() for _ in range(count)]
         self._asked: list[list[int]] = [[] for _ in range(count)]  # episodes asked for in each process
 
-    def _start(self) -> Helper:
-        process = Helper(_make_env_batch, *self._made_of)
+    def _start(self) -> WorkerProcess:
+        process = WorkerProcess(_make_env_batch, *self._made_of)
         process.ask("open")  # now: imports take seconds, while the planner is set up
         return process
 
-    def _opened(self, process: Helper) -> Any:
+    def _opened(self, process: WorkerProcess) -> Any:
         try:
             return process.answer()
-        except Died as died:
+        except WorkerDied as died:
             raise UserError(
                 f"an environment of {self._made_of[0]} cannot be started, {died}: "
                 "try fewer --workers if memory is short"
@@ -57,14 +57,14 @@ class EnvPool:
         for i, process in enumerate(self._processes):
             try:
                 observed |= process.answer()
-            except Died as died:
+            except WorkerDied as died:
                 observed |= {number: EpisodeEnd.of_error(str(died), lost=True) for number in self._asked[i]}
                 self._processes[i] = self._start()
                 self._opened(self._processes[i])
         return dict(sorted(observed.items()))
 
     def close(self) -> None:
-        end(self._processes)
+        stop(self._processes)
 
 
 def _make_env_batch(task: str, image_size: int, timeout: float) -> EnvBatch:

@@ -25,7 +25,7 @@ from atlas_wm.evaluate.statistics import summarise
 from atlas_wm.parallel.devices import peak_memory, pick_device
 from atlas_wm.parallel.launch import own_cores, processes
 from atlas_wm.parallel.processes import from_all, is_main, rank, world_size
-from atlas_wm.parallel.workers import TIMEOUT, Died, Helpers, check_timeout
+from atlas_wm.parallel.workers import TIMEOUT, WorkerDied, WorkerPool, check_timeout
 from atlas_wm.plan.planner import Planner, dtype_of
 from atlas_wm.plugins import import_plugin, loaded_modules
 from atlas_wm.runs.card import write_card
@@ -141,9 +141,9 @@ def run_in_workers(
     that then dies again is recorded as an error.
     """
     requests = deque[tuple[Any, ...]](("run", job) for job in jobs)
-    with closing(Helpers(workers, Worker, setup)) as helpers, closing(helpers.each(requests)) as answers:
+    with closing(WorkerPool(workers, Worker, setup)) as pool, closing(pool.each(requests)) as answers:
         for (_, job), answer in answers:
-            if not isinstance(answer, Died):
+            if not isinstance(answer, WorkerDied):
                 yield answer
             elif len(job.rows) > 1:
                 requests.extend(("run", replace(job, rows=(row,))) for row in job.rows)

@@ -1,4 +1,4 @@
-"""Several processes as one job: how they find one another under torchrun or SLURM, and how they end together."""
+"""Several processes as one job: they rendezvous under torchrun or SLURM, and fail together."""
 
 import os
 import re
@@ -12,25 +12,25 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from atlas_wm.errors import UserError
 
-if TYPE_CHECKING:  # the command line asks for its place before torch is loaded
+if TYPE_CHECKING:  # the command line calls process_info before torch is loaded
     from torch.distributed import Store
 
-TIMEOUT = timedelta(hours=2)  # for one to wait for another: an evaluation's last episodes, a file of tokens
-LOOK_EVERY, GRACE = 1.0, 10.0  # seconds
-FAILED = "atlas-wm/failed"
+TIMEOUT = timedelta(hours=2)  # of a collective: one process may wait for the last episodes of another
+POLL_SECONDS, GRACE_SECONDS = 1.0, 10.0
+FAILED_KEY = "atlas-wm/failed"
 
 
 class ProcessInfo(NamedTuple):
-    """Which of a job's processes this is."""
+    """The rank of this process in its job."""
 
     rank: int = 0
     size: int = 1
-    local_rank: int = 0  # among those of its machine
+    local_rank: int = 0  # on its machine
     local_size: int = 1
 
 
 def process_info() -> ProcessInfo:
-    """As torchrun or, for processes of one ``srun``, SLURM says it."""
+    """From the variables of torchrun or, for the processes of one ``srun``, of SLURM."""
     env = os.environ
     if int(env.get("WORLD_SIZE", "1")) > 1:
         names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
@@ -41,7 +41,7 @@ def process_info() -> ProcessInfo:
                 f"start with torchrun (docs/guides/several-gpus.md), or unset WORLD_SIZE to run in one process"
             )
         return ProcessInfo(*(int(env[name]) for name in names))
-    # Of the step, not of the job: a job's script runs once, whatever number of tasks it may start.
+    # Variables of the step, not of the job: a job's script runs once, however many tasks it starts.
     if int(env.get("SLURM_STEP_NUM_TASKS", "1")) > 1:
         here = re.match(r"\d+", env.get("SLURM_STEP_TASKS_PER_NODE", "1"))  # such as 4(x2)
         rank, size, local = (int(env[name]) for name in ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID"))
@@ -56,10 +56,10 @@ def own_cores() -> int:
 
 @contextmanager
 def processes() -> Iterator[None]:
-    """All of a job's processes enter together and leave when all are done. Also a decorator: ``@processes()``.
+    """All processes of a job enter together and leave when all are done. Also a decorator: ``@processes()``.
 
-    Where one fails the others end too, with status 1 and without a word: the first to fail says why. In a process
-    that was started alone nothing happens.
+    If one fails, the others exit silently with status 1; only the first to fail reports its error. With a single
+    process this does nothing.
     """
     here = process_info()
     if here.size == 1:
@@ -67,27 +67,27 @@ def processes() -> Iterator[None]:
         return
     from atlas_wm.parallel.processes import wait_for_all
 
-    store = _meet(here)
-    watch = _Watch(store.clone())
-    watch.start()
+    store = _rendezvous(here)
+    watchdog = _FailureWatchdog(store.clone())
+    watchdog.start()
     try:
-        _join(store, here)
+        _init_process_group(store, here)
         yield
         wait_for_all()
     except BaseException as error:
-        watch.over.set()
-        said = _to_say(error, store, here)
-        if said is error:
+        watchdog.done.set()
+        reported = _error_to_raise(error, store, here)
+        if reported is error:
             raise
-        raise said from error
+        raise reported from error
     finally:
-        watch.over.set()
+        watchdog.done.set()
 
 
-_store: "Store | None" = None  # one for the life of a process: a second meeting would read the first one's keys
+_store: "Store | None" = None  # one per process: a second rendezvous would read the keys of the first
 
 
-def _meet(here: ProcessInfo) -> "Store":
+def _rendezvous(here: ProcessInfo) -> "Store":
     import torch.distributed as dist
 
     global _store
@@ -95,7 +95,7 @@ def _meet(here: ProcessInfo) -> "Store":
         if "MASTER_ADDR" not in os.environ:
             nodes = os.environ.get("SLURM_STEP_NODELIST") or os.environ["SLURM_NODELIST"]
             os.environ["MASTER_ADDR"] = first_node(nodes)
-        # Every process of a step comes to the same port, and those of another step to another one.
+        # All processes of a step compute the same port; another step gets another port.
         step = int(os.environ.get("SLURM_JOB_ID", "0")) + 1009 * int(os.environ.get("SLURM_STEP_ID", "0"))
         os.environ.setdefault("MASTER_PORT", str(15_000 + step % 10_000))
         _store, _, _ = next(dist.rendezvous("env://", here.rank, here.size, timeout=TIMEOUT))
@@ -107,7 +107,7 @@ def first_node(nodes: str) -> str:
     return re.sub(r"\[([^],-]+)[^]]*\]", r"\1", nodes).split(",")[0]
 
 
-def _join(store: "Store", here: ProcessInfo) -> None:
+def _init_process_group(store: "Store", here: ProcessInfo) -> None:
     import atexit
 
     import torch
@@ -120,50 +120,52 @@ def _join(store: "Store", here: ProcessInfo) -> None:
     atexit.register(dist.destroy_process_group)
 
 
-def _to_say(error: BaseException, store: "Store", here: ProcessInfo) -> BaseException:
-    """What this process ends with: its error if it is the first to fail, else silence."""
+def _error_to_raise(error: BaseException, store: "Store", here: ProcessInfo) -> BaseException:
+    """The error itself in the first process that fails, a silent exit in the others."""
     from torch.distributed import DistError
 
     try:
-        first = store.add(FAILED, 1) == 1
-        _linger(store, here)
+        first = store.add(FAILED_KEY, 1) == 1
+        _wait_for_others(store, here)
         lost = isinstance(error, DistError) or (isinstance(error, RuntimeError) and "gloo" in str(error))
-    except RuntimeError:  # the process that keeps the store is gone
+    except RuntimeError:  # the process that hosts the store is gone
         first = lost = True
     if not first:
         return SystemExit(1)
     if lost:
-        return UserError("another process of this job is gone without a word: was it killed, for memory say?")
+        return UserError(
+            "another process of this job died without a message: did the system kill it (out of memory)?"
+        )
     if isinstance(error, UserError) and here.rank:
         return UserError(f"{error} (process {here.rank} of {here.size})")
     return error
 
 
-def _linger(store: "Store", here: ProcessInfo) -> None:
-    """The store may live in the main process: it stays until the others know."""
-    until = time.monotonic() + GRACE / 2
-    while here.rank == 0 and store.add(FAILED, 0) < here.size and time.monotonic() < until:
+def _wait_for_others(store: "Store", here: ProcessInfo) -> None:
+    """The main process may host the store: it stays until the others have read it."""
+    deadline = time.monotonic() + GRACE_SECONDS / 2
+    while here.rank == 0 and store.add(FAILED_KEY, 0) < here.size and time.monotonic() < deadline:
         time.sleep(0.05)
 
 
-class _Watch(Thread):
-    """Ends this process when another has failed, also out of a collective that would wait for it forever."""
+class _FailureWatchdog(Thread):
+    """Ends this process when another has failed, even inside a collective call that would never return."""
 
     def __init__(self, store: "Store"):
         super().__init__(daemon=True)
-        self.store, self.over = store, Event()
+        self.store, self.done = store, Event()
 
     def run(self) -> None:
         import _thread
 
-        while not self.over.wait(LOOK_EVERY):
+        while not self.done.wait(POLL_SECONDS):
             try:
-                failed = self.store.check([FAILED])
-            except RuntimeError:  # the process that keeps the store is gone, or done
+                failed = self.store.check([FAILED_KEY])
+            except RuntimeError:  # the process that hosts the store is gone or done
                 failed = True
-            if failed and not self.over.wait(LOOK_EVERY):
-                _thread.interrupt_main()  # to leave with everything cleaned up
-                if not self.over.wait(GRACE):
+            if failed and not self.done.wait(POLL_SECONDS):
+                _thread.interrupt_main()  # so that it cleans up
+                if not self.done.wait(GRACE_SECONDS):
                     for child in active_children():
                         child.kill()
                     os._exit(1)

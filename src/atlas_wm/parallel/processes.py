@@ -1,8 +1,8 @@
-"""What the processes of one job tell one another. In a single process everything here is the identity.
+"""Communication between the processes of a job. With a single process, every function is the identity.
 
-One loss for all: each process encodes its part of the batch, gathers the latents of all parts and computes the
-whole objective of them. Its gradient by a process's own rows is a part of the one gradient, so those of the weights
-are summed over the processes, not averaged.
+All processes compute one loss: each encodes its part of the batch, gathers the latents of all parts and computes
+the whole objective. Its gradient with respect to its own rows is one part of the full gradient, so gradients of the
+weights are summed over the processes, not averaged.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -28,7 +28,7 @@ def world_size() -> int:
 
 @contextmanager
 def alone() -> Iterator[None]:
-    """Within, this process does as if there were no others."""
+    """Inside the block, this process acts as if it were the only one."""
     global _alone
     before, _alone = _alone, True
     try:
@@ -47,14 +47,14 @@ def is_main() -> bool:
 
 
 def shard(items: list[T]) -> list[T]:
-    """This process's part. All parts in the order of the ranks are the list; their lengths differ by 1 at most."""
+    """The part of this rank. The parts, in rank order, make up the list; their lengths differ by at most 1."""
     first, last = (len(items) * r // world_size() for r in (rank(), rank() + 1))
     return items[first:last]
 
 
 class _Gather(torch.autograd.Function):
-    """Rows of all processes in the order of the ranks. Every process computes the same of the result, so that its
-    gradient is known everywhere: each takes its own rows of it."""
+    """Rows of all processes, in rank order. All processes compute the same function of the result, so the gradient
+    is known everywhere and each process takes its own rows of it."""
 
     @staticmethod
     def forward(ctx: Any, mine: Tensor, sizes: list[int]) -> Tensor:
@@ -72,9 +72,9 @@ class _Gather(torch.autograd.Function):
 
 
 def gather_rows(tensors: Sequence[Tensor | None]) -> list[Tensor | None]:
-    """Tensors (n, …) that hold the same n rows, n different between processes → those of all processes' rows.
+    """Tensors (n, …) with the same n rows → the rows of all processes. n may differ between processes.
 
-    What is computed of them must be the same in every process: see :class:`_Gather`.
+    Every process must compute the same function of the result: see :class:`_Gather`.
     """
     if world_size() == 1:
         return list(tensors)
@@ -89,8 +89,8 @@ def gather_rows(tensors: Sequence[Tensor | None]) -> list[Tensor | None]:
 
 
 class _GatherForMean(_Gather):
-    """The same where gradients of the weights are averaged over the processes, as DDP does. A row takes part in the
-    loss of every process, so that its gradient is the sum of theirs."""
+    """The same if gradients of the weights are averaged over the processes, as DDP does. A row is part of every
+    process's loss, so its gradient is the sum over processes."""
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
@@ -100,27 +100,27 @@ class _GatherForMean(_Gather):
 
 
 def gathered(x: Tensor, dim: int = 0) -> Tensor:
-    """The rows of all processes, in the order of the ranks, for a loss that is a statistic of the whole batch.
+    """The rows of all processes, in rank order, for a loss that is a statistic of the whole batch.
 
-    ``wemreg(gathered(z))`` under plain DDP is the loss of one process with the whole batch, and so is the gradient
-    that DDP leaves in the weights: differentiate the loss as it is, without a factor for the number of processes,
-    and let DDP average. Gather all that a loss takes (``relational(gathered(z), gathered(anchor))``), call it in
-    every process, and give ``wemreg`` and ``sigreg`` the same directions everywhere: with directions of their own
-    the processes compute different losses, and the gradient is that of their mean.
+    Under plain DDP, ``wemreg(gathered(z))`` equals the loss of one process with the whole batch, and so does the
+    gradient that DDP leaves in the weights. Do not scale the loss by the number of processes: DDP averages. Gather
+    every input of a loss (``relational(gathered(z), gathered(anchor))``), call it in every process, and give
+    ``wemreg`` and ``sigreg`` the same directions everywhere. With different directions the processes compute
+    different losses, and the gradient is that of their mean.
 
-    ``dim``: the axis of the batch, -2 where time leads. Processes may hold different numbers of rows. Without
-    ``torch.distributed``, or in a single process, x itself. (Our own trainer sums gradients: see gather_rows.)
+    ``dim``: the batch axis, -2 if time comes first. Processes may hold different numbers of rows. Without
+    ``torch.distributed``, or in a single process, returns x. (Our own trainer sums gradients: see gather_rows.)
     """
     if world_size() == 1:
         return x
     rows = x.movedim(dim, 0)
     counts = [torch.zeros(1, dtype=torch.int64, device=x.device) for _ in range(world_size())]
-    dist.all_gather(counts, torch.tensor([len(rows)], device=x.device))  # NCCL alone sees tensors of a GPU only
+    dist.all_gather(counts, torch.tensor([len(rows)], device=x.device))  # NCCL only takes tensors on a GPU
     return _GatherForMean.apply(rows, torch.cat(counts).tolist()).movedim(0, dim)
 
 
 class _Sum(torch.autograd.Function):
-    """The sum over processes, of which each makes something else: its gradient is the sum of theirs."""
+    """The sum over processes. Each computes a different function of it, so gradients are summed too."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor) -> Tensor:
@@ -142,7 +142,7 @@ def summed(x: Tensor) -> Tensor:
 
 @torch.no_grad()
 def sum_gradients(parameters: Iterable[nn.Parameter]) -> None:
-    """In place: every process then has the gradient of the whole batch."""
+    """In-place: afterwards every process has the gradient of the whole batch."""
     if world_size() == 1:
         return
     grads = [p.grad for p in parameters if p.grad is not None]
@@ -153,14 +153,14 @@ def sum_gradients(parameters: Iterable[nn.Parameter]) -> None:
 
 
 def same_weights(model: nn.Module) -> None:
-    """Every process starts from the main one's weights and statistics."""
+    """Copy the weights and statistics of the main process to all others."""
     if world_size() > 1:
         for tensor in model.state_dict().values():
             dist.broadcast(tensor, 0)
 
 
 def from_main(value: T) -> T:
-    """The main process's value, everywhere. Of the others only the call counts."""
+    """The value of the main process, in all processes. The values of the others are ignored."""
     if world_size() == 1:
         return value
     box = [value if is_main() else None]
@@ -169,17 +169,17 @@ def from_main(value: T) -> T:
 
 
 def from_all(value: T) -> list[T]:
-    """Every process's value, in the order of the ranks."""
+    """The values of all processes, in rank order."""
     values: list[Any] = [value] * world_size()
     if world_size() > 1:
         dist.all_gather_object(values, value)
     return values
 
 
-def share_out(items: list[Item], work: Callable[[list[Item]], list[T]]) -> list[T]:
-    """Each process works on its part of the items; the results of all, in order, are known to all.
+def sharded_map(items: list[Item], work: Callable[[list[Item]], list[T]]) -> list[T]:
+    """Each process works on its shard of the items; all processes get all results, in order.
 
-    An error that a user can mend is raised in all of them, wherever it happened.
+    A UserError in one process is raised in all of them.
     """
     outcome: list[T] | UserError
     try:
@@ -196,4 +196,4 @@ def share_out(items: list[Item], work: Callable[[list[Item]], list[T]]) -> list[
 
 def wait_for_all() -> None:
     if world_size() > 1:
-        dist.all_reduce(torch.zeros(1))  # between CPUs, also beside GPUs: a GPU need not wait
+        dist.all_reduce(torch.zeros(1))  # on the CPU, so GPUs need not wait

@@ -1,4 +1,4 @@
-"""Work in processes that may die or hang: the one who asked learns of it, and the rest goes on."""
+"""Worker processes that may die or hang: the caller gets an error, the other workers continue."""
 
 import os
 import signal
@@ -13,19 +13,19 @@ from typing import Any
 
 from atlas_wm.errors import UserError, user_code_location
 
-PATIENCE = 5.0  # seconds for processes to end by themselves
-TIMEOUT = 300.0  # seconds an environment may take, unless told otherwise
-Request = tuple[Any, ...]  # the name of a method and its arguments
+EXIT_GRACE = 5.0  # seconds for a process to exit by itself
+TIMEOUT = 300.0  # default for the seconds an environment may take
+Request = tuple[Any, ...]  # method name and arguments
 
 
-class Died(Exception):
-    """A process ended instead of answering. The message says how."""
+class WorkerDied(Exception):
+    """A worker process ended without an answer. The message says how."""
 
 
-class Helper:
-    """A process with an object of its own, ``make(*arguments)``, whose methods can be asked for, one at a time.
+class WorkerProcess:
+    """A process that owns an object, ``make(*arguments)``, and calls its methods on request, one at a time.
 
-    It computes on one thread, ignores Ctrl-C, which is for the process that asks, and ends with it.
+    It computes on one thread, leaves Ctrl-C to its parent, and exits with it.
     """
 
     def __init__(self, make: Callable[..., Any], *arguments: Any):
@@ -33,24 +33,24 @@ class Helper:
         self.connection, theirs = context.Pipe()
         self.process = context.Process(target=_serve, args=(theirs, make, arguments), daemon=True)
         self.process.start()
-        theirs.close()  # so that the end of the process ends the connection
+        theirs.close()  # so the connection closes when the process exits
 
     def ask(self, what: str, *arguments: Any) -> None:
-        with suppress(OSError):  # it died: the answer says how
+        with suppress(OSError):  # if it died, answer() reports it
             self.connection.send((what, *arguments))
 
     def answer(self) -> Any:
-        """What the method returned, or raised; :class:`Died` if the process did."""
+        """Return what the method returned, raise what it raised, or :class:`WorkerDied`."""
         try:
             answer = self.connection.recv()
         except (EOFError, OSError):
-            raise Died(self._cause()) from None
+            raise WorkerDied(self._cause()) from None
         if isinstance(answer, Exception):
             raise answer
         return answer
 
     def _cause(self) -> str:
-        self.process.join(PATIENCE)
+        self.process.join(EXIT_GRACE)
         code = self.process.exitcode
         if code == -signal.SIGALRM:
             return "an environment took longer than --timeout"
@@ -62,62 +62,62 @@ class Helper:
         )
 
 
-def end(helpers: Sequence[Helper]) -> None:
-    for helper in helpers:
-        helper.connection.close()
-    deadline = time.monotonic() + PATIENCE
-    for helper in helpers:
-        helper.process.join(max(0.0, deadline - time.monotonic()))
-        helper.process.kill()  # where it has not ended
-        helper.process.join()
+def stop(workers: Sequence[WorkerProcess]) -> None:
+    for worker in workers:
+        worker.connection.close()
+    deadline = time.monotonic() + EXIT_GRACE
+    for worker in workers:
+        worker.process.join(max(0.0, deadline - time.monotonic()))
+        worker.process.kill()  # if it is still running
+        worker.process.join()
 
 
-class Helpers:
-    """At most ``count`` helpers that share work, started when they are needed and kept for more."""
+class WorkerPool:
+    """At most ``count`` worker processes, started when needed and reused."""
 
     def __init__(self, count: int, make: Callable[..., Any], *arguments: Any):
-        self.count, self._made_of = count, (make, *arguments)
-        self._idle: list[Helper] = []
+        self.count, self._factory = count, (make, *arguments)
+        self._idle: list[WorkerProcess] = []
 
     def each(self, requests: deque[Request]) -> Generator[tuple[Request, Any], None, None]:
-        """Each request and its answer as they come. What a method raises is raised here.
+        """Yield each request with its answer, as they finish. What a method raises is raised here.
 
-        Where a process died over a request, the answer is :class:`Died` and another process takes its place.
-        Requests may be appended meanwhile.
+        If a process dies, the answer is a :class:`WorkerDied` and a new process replaces it. The caller may append
+        requests while it iterates.
         """
-        busy: dict[Any, tuple[Helper, Request]] = {}
+        busy: dict[Any, tuple[WorkerProcess, Request]] = {}
         try:
             while requests or busy:
                 while requests and len(busy) < self.count:
-                    helper = self._idle.pop() if self._idle else Helper(*self._made_of)
+                    worker = self._idle.pop() if self._idle else WorkerProcess(*self._factory)
                     request = requests.popleft()
-                    helper.ask(*request)
-                    busy[helper.connection] = helper, request
+                    worker.ask(*request)
+                    busy[worker.connection] = worker, request
                 for connection in wait(list(busy)):
-                    helper, request = busy.pop(connection)
+                    worker, request = busy.pop(connection)
                     try:
-                        answer = helper.answer()
-                    except Died as died:
+                        answer = worker.answer()
+                    except WorkerDied as died:
                         answer = died
-                        end([helper])
+                        stop([worker])
                     else:
-                        self._idle.append(helper)
+                        self._idle.append(worker)
                     yield request, answer
         finally:
-            for helper, _ in busy.values():
-                helper.process.kill()
-            end([helper for helper, _ in busy.values()])
+            for worker, _ in busy.values():
+                worker.process.kill()
+            stop([worker for worker, _ in busy.values()])
 
     def close(self) -> None:
-        end(self._idle)
+        stop(self._idle)
         self._idle = []
 
 
 @contextmanager
 def time_limit(seconds: float) -> Iterator[None]:
-    """A block that takes longer ends this process, by a signal: even code that never comes back to Python.
+    """If the block takes longer, a signal ends this process, even in code that never returns to Python.
 
-    For helpers, whose end is noticed. 0: any time.
+    For worker processes, whose parent notices. 0: no limit.
     """
     if not seconds:
         yield
@@ -129,42 +129,42 @@ def time_limit(seconds: float) -> Iterator[None]:
         signal.setitimer(signal.ITIMER_REAL, 0)
 
 
-def to_make(timeout: float) -> float:
-    """Seconds to make an environment in: its first one imports and may compile, however short its episodes are."""
+def startup_limit(timeout: float) -> float:
+    """Seconds that making an environment may take: the first one imports modules and may compile."""
     return timeout and max(timeout, 60.0)
 
 
 def check_timeout(seconds: float) -> float:
     if not 0 <= seconds < 1e8:
-        raise UserError(f"--timeout must be a number of seconds, or 0 for any time, not {seconds}")
+        raise UserError(f"--timeout must be a number of seconds, or 0 for no limit, not {seconds}")
     return seconds
 
 
 def one_line(error: Exception) -> str:
-    """``ValueError: what it says``, for a record, and where in the user's own code, if it came from there."""
-    place = user_code_location(error)
-    return traceback.format_exception_only(error)[-1].strip()[:500] + (f" (at {place})" if place else "")
+    """``ValueError: message``, and where in the user's own code it was raised, if it was."""
+    location = user_code_location(error)
+    return traceback.format_exception_only(error)[-1].strip()[:500] + (f" (at {location})" if location else "")
 
 
 def _serve(connection: Connection, make: Callable[..., Any], arguments: Request) -> None:
     import torch
 
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    torch.set_num_threads(1)  # there are as many helpers as cores
-    made: Any = None
+    torch.set_num_threads(1)  # there is one worker per core
+    target: Any = None
     with suppress(EOFError, OSError):
         while True:
             what, *given = connection.recv()
             try:
-                made = made or make(*arguments)
-                answer = getattr(made, what)(*given)
+                target = target or make(*arguments)
+                answer = getattr(target, what)(*given)
             except Exception as error:
                 error.add_note(traceback.format_exc())
                 answer = error
             try:
                 connection.send(answer)
-            except (TypeError, AttributeError, ValueError) as error:  # it cannot be pickled, as some exceptions
+            except (TypeError, AttributeError, ValueError) as error:  # it cannot be pickled
                 connection.send(RuntimeError(f"{one_line(answer) if isinstance(answer, Exception) else error}"))
-    if made is not None:
-        made.close()
-    os._exit(0)  # all is closed: to take the interpreter down with its many modules would take another second
+    if target is not None:
+        target.close()
+    os._exit(0)  # everything is closed; a regular interpreter exit would take another second

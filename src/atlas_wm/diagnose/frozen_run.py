@@ -1,4 +1,4 @@
-"""A frozen model under diagnosis, and what it makes of frames."""
+"""A run under diagnosis: its frozen model, its data, and the features of frames."""
 
 import hashlib
 import math
@@ -22,15 +22,16 @@ from atlas_wm.runs.model import load_model
 from atlas_wm.tasks import get_task_of
 
 BANK = 1500  # training frames that distances and novelties refer to (Appendix diagnostic)
-FRAMES_AT_ONCE = 256
+FRAMES_PER_BATCH = 256
+OnProgress = Callable[[int, int], None]
 
 
-class Subject:
-    """One run: its model, its data, and features of rows and states. Latents of patch tokens are averaged."""
+class FrozenRun:
+    """One run: its model, its data, and features of rows and states. Patch-token latents are averaged."""
 
-    def __init__(self, run: Path, simulator: Simulator, data_path: str | Path | None, device: torch.device):
-        self.run, self.simulator = run, simulator
-        self.model = load_model(run, device)
+    def __init__(self, folder: Path, simulator: Simulator, data_path: str | Path | None, device: torch.device):
+        self.folder, self.simulator = folder, simulator
+        self.model = load_model(folder, device)
         assert self.model.run is not None
         self.info = self.model.run
         encoder = self.info.config.model.encoder
@@ -51,13 +52,13 @@ class Subject:
 
     @cached_property
     def weights_hash(self) -> str:
-        return hashlib.sha256((self.run / WEIGHTS).read_bytes()).hexdigest()[:16]
+        return hashlib.sha256((self.folder / WEIGHTS).read_bytes()).hexdigest()[:16]
 
     @cached_property
     def training(self) -> EpisodeData:
-        """What the bank is from: the data that the run was trained on."""
-        remedy = "put them there again, or diagnose on the training data (--data, if they were moved)"
-        return training_data(self.run, self.info, self.data, remedy)
+        """The run's training data, from which the bank is drawn."""
+        remedy = "move them back, or diagnose on the training data (--data, if they were moved)"
+        return training_data(self.folder, self.info, self.data, remedy)
 
     @cached_property
     def bank_hash(self) -> str:
@@ -65,14 +66,13 @@ class Subject:
 
     @cached_property
     def bank_rows(self) -> np.ndarray:
-        """Of the training data."""
+        """Rows of the training data."""
         rows = training_rows(self.training, self.info)
         return np.sort(np.random.default_rng(0).choice(rows, min(BANK, len(rows)), replace=False))
 
     @cached_property
     def bank(self) -> Features:
-        """What the model makes of the bank's frames."""
-        return self.look(self.training.frames_of(self.bank_rows), self.probed_blocks)
+        return self.features(self.training.frames_of(self.bank_rows), self.probed_blocks)
 
     @cached_property
     def latent_scale(self) -> Scale:
@@ -88,37 +88,34 @@ class Subject:
         depth = self.model.encoder.depth
         return sorted({max(1, round(depth * share)) for share in (0.25, 0.5, 0.75)}) if depth else []
 
-    def rows_frames(self, rows: np.ndarray) -> Tensor:
+    def frames_of_rows(self, rows: np.ndarray) -> Tensor:
         """(n,) dataset rows → (n, 3, S, S) uint8"""
         return self.data.frames_of(rows)
 
-    def states_frames(self, states: np.ndarray) -> Tensor:
-        """(n, s) states → (n, 3, S, S) uint8, as the environment shows them"""
+    def frames_of_states(self, states: np.ndarray) -> Tensor:
+        """(n, s) states → (n, 3, S, S) uint8, rendered by the environment"""
         return self.simulator.images(self.data.task, states, self.data.image_size)
 
     @torch.inference_mode()
-    def look(self, frames: Tensor, blocks: Sequence[int] = ()) -> Features:
+    def features(self, frames: Tensor, blocks: Sequence[int] = ()) -> Features:
         """(n, 3, S, S) uint8 → features on the CPU, in float32"""
         parts = []
-        for some in frames.split(FRAMES_AT_ONCE):
-            seen = self.model.features(some.to(self.device), blocks)
-            parts.append([x.cpu() for x in (*seen.blocks, seen.patch, seen.cls, flat(seen.z, 1))])
+        for batch in frames.split(FRAMES_PER_BATCH):
+            found = self.model.features(batch.to(self.device), blocks)
+            parts.append([x.cpu() for x in (*found.blocks, found.patch, found.cls, flat(found.z, 1))])
         *by_block, patch, cls, z = (torch.cat(pieces) for pieces in zip(*parts, strict=True))
         return Features(by_block, patch, cls, z)
 
     @torch.inference_mode()
-    def imagine(self, frame: Tensor, actions: np.ndarray) -> Tensor:
+    def rollout(self, frame: Tensor, actions: np.ndarray) -> Tensor:
         """One frame (1, 3, S, S) and C sequences of raw actions (C, H, frameskip, A) → latents (C, H, d)"""
         standardised = self.model.normalizer.apply(torch.from_numpy(actions).float()).flatten(2).to(self.device)
         z = self.model.encode(frame.to(self.device))
-        some_at_once = standardised.split(self.info.config.plan.candidate_chunk or len(standardised))
-        return torch.cat([flat(self.model.rollout(z, some[None])[0], 2).cpu() for some in some_at_once])
+        batches = standardised.split(self.info.config.plan.candidate_chunk or len(standardised))
+        return torch.cat([flat(self.model.rollout(z, batch[None])[0], 2).cpu() for batch in batches])
 
 
 def scale_of(bank: Tensor) -> Scale:
-    """Where all points of a bank coincide nothing is far or near: distances are NaN, not 0."""
+    """The scale of a bank. If all its points are equal, distances are NaN, not 0."""
     scale = Scale.fit(bank)
     return replace(scale, mean_distance=math.nan) if bool((bank == bank[0]).all()) else scale
-
-
-OnProgress = Callable[[int, int], None]
