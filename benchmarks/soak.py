@@ -25,7 +25,8 @@ from atlas_wm.evaluate.evaluate import evaluate
 from atlas_wm.evaluate.protocol import Protocol
 from atlas_wm.models.world_model import WorldModel
 from atlas_wm.plan.planner import Planner
-from atlas_wm.report.style import MUTED, STYLE, method_colour
+from atlas_wm.report.naming import method_colour
+from atlas_wm.report.style import MUTED, STYLE
 from atlas_wm.runs.model import load_model
 from atlas_wm.tasks import get_task_of
 

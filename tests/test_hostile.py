@@ -131,7 +131,7 @@ def test_sizes_that_no_model_has_are_refused_at_once(run, keys, value, said):
     ("text", "said"),
     [
         ("[" * 10**6, "nested too deeply"),
-        ('{"format": NaN}', "NaN is not a number"),
+        ('{"format": NaN}', "NaN is not valid JSON"),
         ('{"format": 1' + "0" * 10**5 + "}", "cannot be read"),
         (" " * (MOST_SETTINGS + 1), "is larger than"),
         ("\xff\xfe", "cannot be read"),

@@ -1,4 +1,4 @@
-"""What is wrong with something that was handed over as an image, and the code that puts it right."""
+"""Error messages for inputs that are not images, with the code that fixes them."""
 
 import os
 from collections.abc import Mapping, Sequence
@@ -14,43 +14,43 @@ WANTED = "an image, an array of shape (height, width, 3) and type uint8"
 
 
 def not_an_image(frame: Any, name: str) -> str | None:
-    """What it is instead of an image, and what to do; None where it may be one."""
+    """What the input is instead of an image, and what to do; None if it may be an image."""
     if frame is None:
-        return "None: env.render() gives one if the environment was made with render_mode='rgb_array'"
+        return "None: make the environment with render_mode='rgb_array' so that env.render() returns an image"
     if isinstance(frame, (str, os.PathLike)):
         return f"the path {short(os.fspath(frame))}: read it first, `atlas_wm.images.read_image({name})`"
     if isinstance(frame, Mapping):
         images = [key for key, value in frame.items() if len(getattr(value, "shape", ())) >= 2]
-        which = " or ".join(f"`{name}[{key!r}]`" for key in images) or "the image, which none of them seems to be"
+        which = " or ".join(f"`{name}[{key!r}]`" for key in images) or "the image (none of these seems to be one)"
         return f"a dict with the keys {short(list(frame))}: pass {which}"
     if isinstance(frame, (list, tuple)):
-        return f"a {type(frame).__name__} of {len(frame)}: pass one image alone, as an array"
+        return f"a {type(frame).__name__} of {len(frame)}: pass a single image as an array"
     mode = getattr(frame, "mode", None)
-    if isinstance(mode, str) and hasattr(frame, "convert") and mode != "RGB":  # of Pillow
+    if isinstance(mode, str) and hasattr(frame, "convert") and mode != "RGB":  # a Pillow image
         return f"a {mode} image: pass `{name}.convert('RGB')`"
     return None
 
 
 def from_array(frame: Any, name: str) -> Tensor:
-    """A copy of anything that NumPy takes for an array of numbers."""
+    """A copy of anything that NumPy converts to an array of numbers."""
     try:
         array = np.array(frame)  # a copy: any strides, writable
         if array.dtype.kind not in "biufc":
             raise TypeError
         return torch.from_numpy(array.astype(array.dtype.newbyteorder("=")))
-    except Exception:  # whatever an object makes of being taken for an array
+    except Exception:  # an object may raise anything when converted
         raise UserError(f"{name} must be {WANTED}, not {short(frame)} of type {type(frame).__name__}") from None
 
 
 def uint8_remedy(image: Tensor, name: str, tensor: bool) -> str:
-    """How numbers of another type become 0 to 255, judged by their range."""
+    """How to convert numbers of another type to 0 to 255, judged by their range."""
     to = ".to(torch.uint8)" if tensor else ".astype(np.uint8)"
     if image.dtype == torch.bool:
         return f"pass `{name}{to} * 255` if True is white"
     if image.is_complex() or image.numel() == 0:
         return "it holds complex numbers" if image.is_complex() else "it is empty"
     if not bool(image.isfinite().all()):
-        return "it holds NaN or infinity, find out where they come from first"
+        return "it holds NaN or infinity; find out where they come from first"
     low, high = (float(end) for end in image.double().aminmax())
     if image.is_floating_point() and low >= 0 and high <= 1:
         return f"its values lie in [0, 1], pass `({name} * 255).round(){to}`"
@@ -58,11 +58,11 @@ def uint8_remedy(image: Tensor, name: str, tensor: bool) -> str:
         return f"its values lie in [-1, 1], pass `(({name} + 1) * 127.5).round(){to}`"
     if low >= 0 and high <= 255:
         return f"its values lie in [0, 255], pass `{name}{'.round()' if image.is_floating_point() else ''}{to}`"
-    return f"its values go from {low:g} to {high:g}, bring them to 0 (black) to 255 (white) first"
+    return f"its values go from {low:g} to {high:g}, scale them to 0 (black) to 255 (white) first"
 
 
 def shape_remedy(image: Tensor, name: str, tensor: bool) -> str:
-    """How a uint8 image of another shape becomes (height, width, 3)."""
+    """How to convert a uint8 image of another shape to (height, width, 3)."""
     shape = tuple(image.shape)
     if 0 in shape:
         return "it is empty"
@@ -75,24 +75,22 @@ def shape_remedy(image: Tensor, name: str, tensor: bool) -> str:
         return f"it is grayscale, pass `{stack.format(name)}` if the model was trained on grayscale images"
     if image.ndim == 3 and 4 in (shape[0], shape[-1]):
         alpha = f"{name}[..., :3]" if shape[-1] == 4 else f"{name}[:3].{turn}"
-        return f"its fourth channel seems to be transparency, leave it out: `{alpha}`"
+        return f"its fourth channel seems to be transparency; drop it: `{alpha}`"
     if image.ndim == 3 and shape[0] == 3:
-        return f"put colour last, `{name}.{turn}`"
+        return f"move the channels last, `{name}.{turn}`"
     if image.ndim == 3 and 1 in (shape[0], shape[-1]):
         one = f"{name}[..., 0]" if shape[-1] == 1 else f"{name}[0]"
         return f"it is grayscale, pass `{stack.format(one)}` if the model was trained on grayscale images"
-    return "pass what env.render() gives"
+    return "pass the result of env.render()"
 
 
 def unlike_training(shape: Sequence[int], size: int, trained: tuple[int, int] | None) -> str | None:
-    """What reducing an image of this height and width to (size, size) does to it and did not do to the training
-    frames, None: nothing. ``trained``: their height and width, taken to be square where they are not known."""
+    """How resizing an image of this height and width to (size, size) distorts it compared with the training frames,
+    None if it does not. ``trained``: height and width of the training frames, assumed square if unknown."""
     (height, width), (rows, columns) = shape, trained or (size, size)
-    frames = f"training frames had {rows}×{columns}" if trained else "training frames are taken to be square"
+    frames = f"training frames had {rows}×{columns}" if trained else "training frames are assumed to be square"
     if abs(width * rows / (height * columns) - 1) > 0.02:
-        return (
-            f"an image of {height}×{width} pixels (height × width) is stretched: {frames}, crop or render it alike"
-        )
+        return f"an image of {height}×{width} pixels (height × width) is stretched: {frames}; crop it alike"
     if height < min(size, rows) or width < min(size, columns):
-        return f"an image of {height}×{width} pixels is enlarged to {size}×{size}: {frames}, render it larger"
+        return f"an image of {height}×{width} pixels is enlarged to {size}×{size}: {frames}; render it larger"
     return None

@@ -1,4 +1,4 @@
-"""Images: one way to reduce them, for training, planning and evaluation alike."""
+"""Checking, resizing and reading images: the same code for training, planning and evaluation."""
 
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,7 @@ from atlas_wm.image_remedies import WANTED, from_array, not_an_image, shape_reme
 
 
 def check_frames(frames: Tensor) -> None:
-    """Frames inside the program are uint8 with colour before height and width: (N, 3, H, W)."""
+    """Require frames as the package uses them internally: (N, 3, H, W) uint8."""
     if frames.dtype != torch.uint8:
         kind, remedy = str(frames.dtype).removeprefix("torch."), uint8_remedy(frames, "frames", tensor=True)
         raise UserError(f"frames must be uint8 (0 to 255), not {kind}: {remedy}")
@@ -26,7 +26,7 @@ def reduce_frames(frames: Tensor, size: int) -> Tensor:
     height, width = frames.shape[-2:]
     if (height, width) == (size, size):
         return frames
-    if height == width and height % size == 0:  # whole blocks: a plain mean, much faster than interpolate
+    if height == width and height % size == 0:  # whole blocks: a mean, much faster than interpolate
         factor = height // size
         blocks = frames.unflatten(-2, (size, factor)).unflatten(-1, (size, factor))
         return blocks.sum(dim=(-3, -1), dtype=torch.float32).div_(factor * factor).round_().to(torch.uint8)

@@ -1,4 +1,4 @@
-"""Standardisation of actions, and their bounds: fitted on the training part, travels with the model."""
+"""Standardisation of actions, and their bounds: fitted on the training split, saved with the model."""
 
 import math
 from collections.abc import Sequence
@@ -11,7 +11,7 @@ from torch import Tensor
 
 from atlas_wm.errors import UserError, short
 
-Bounds = Sequence[tuple[float, float]]  # the lowest and the highest value of each action coordinate
+Bounds = Sequence[tuple[float, float]]  # lowest and highest value of each action coordinate
 
 
 @dataclass(frozen=True)
@@ -21,14 +21,14 @@ class Normalizer:
     mean: tuple[float, ...]
     std: tuple[float, ...]
     low: tuple[float, ...] | None = None
-    """Bounds in the environment's units; None in runs of versions that did not store them."""
+    """Bounds in the environment's units; None in runs of older versions, which did not store them."""
     high: tuple[float, ...] | None = None
 
     def __post_init__(self) -> None:
         if len(self.mean) != len(self.std) or not self.mean:
             raise UserError("a normaliser needs one mean and one std per action coordinate")
         if not all(math.isfinite(v) for v in (*self.mean, *self.std)) or min(self.std) <= 0:
-            raise UserError("a normaliser needs finite means and positive, finite deviations")
+            raise UserError("a normaliser needs finite means and positive, finite standard deviations")
         if (self.low is None) != (self.high is None):
             raise UserError("action bounds need both low and high")
         if self.low is not None and self.high is not None:
@@ -41,13 +41,13 @@ class Normalizer:
 
     @classmethod
     def fit(cls, actions: np.ndarray, bounds: Bounds | None = None) -> "Normalizer":
-        """From raw actions (N, A); rows with NaN (episode ends) are left out. Coordinates without finite bounds get
+        """From raw actions (N, A), without rows that have NaN (episode ends). Coordinates without finite bounds get
         the smallest and the largest action instead."""
         rows = np.asarray(actions, dtype=np.float64)
         rows = rows[np.isfinite(rows).all(axis=1)]
         if len(rows) == 0:
-            raise UserError("no finite action in the training part: nothing to standardise with")
-        # A coordinate that never moves keeps its scale. Its deviation may be off 0 by rounding, its range is not.
+            raise UserError("the training split has no finite action to compute mean and standard deviation from")
+        # A constant coordinate is not scaled. Rounding may give it a positive std, but not a positive range.
         std = np.where(np.ptp(rows, axis=0) > 0, rows.std(axis=0), 1.0)
         seen = np.stack([rows.min(axis=0), rows.max(axis=0)])  # (2, A)
         known = seen if bounds is None else np.asarray(bounds, np.float64).T
@@ -71,13 +71,13 @@ class Normalizer:
         return actions * std + mean
 
     def clip(self, actions: Tensor) -> Tensor:
-        """(..., A) raw → raw, within the bounds where there are any."""
+        """(..., A) raw → raw, clipped to the bounds if there are any."""
         if self.low is None or self.high is None:
             return actions
         return actions.clamp(actions.new_tensor(self.low), actions.new_tensor(self.high))
 
     def outside(self, actions: np.ndarray) -> float:
-        """The share of raw actions (N, A) with a coordinate out of bounds."""
+        """The fraction of raw actions (N, A) with a coordinate out of bounds."""
         if self.low is None or self.high is None:
             return 0.0
         low, high = (np.asarray(bound, actions.dtype) for bound in (self.low, self.high))
@@ -106,5 +106,5 @@ class Normalizer:
         except (KeyError, TypeError, OverflowError) as error:
             raise UserError(
                 "normalizer.json must hold {'action': {'mean': [numbers], 'std': [numbers]}}, and may hold 'low' "
-                "and 'high' beside them"
+                "and 'high'"
             ) from error

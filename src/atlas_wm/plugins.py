@@ -23,7 +23,7 @@ def import_plugin(module: str) -> ModuleType:
 
 
 def import_named(kind: str, name: str) -> Any:
-    """What ``module:attribute`` names. Modules in the working directory are found too."""
+    """Import the object ``module:attribute``. Modules in the working directory are found too."""
     module, _, attribute = name.partition(":")
     found = _imported(kind, name, module)
     try:
@@ -46,7 +46,7 @@ def _imported(kind: str, name: str, module: str) -> ModuleType:
 
 
 def imported_already(name: str) -> Any:
-    """What ``module:attribute`` names if this program has imported the module, else None. Nothing is run."""
+    """The object ``module:attribute`` if its module is already imported, else None. Runs no code."""
     module, _, attribute = name.partition(":")
     return getattr(sys.modules.get(module), "__dict__", {}).get(attribute)
 

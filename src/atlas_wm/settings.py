@@ -1,4 +1,4 @@
-"""Settings as frozen dataclasses: checked when they are made, and read from files as strictly."""
+"""Settings as frozen dataclasses: checked when created, and just as strictly when read from files."""
 
 import dataclasses
 import re
@@ -20,8 +20,8 @@ def require(condition: bool, message: str) -> None:
 
 
 def check_types(where: str, config: Any) -> None:
-    """Every setting has its declared type, as in a file, and becomes what JSON gives back: 1 for a float is 1.0, a
-    list for a tuple is a tuple."""
+    """Check every setting against its declared type and convert it as reading from JSON does: 1 for a float becomes
+    1.0, a list for a tuple becomes a tuple."""
     for name, hint in get_type_hints(type(config)).items():
         try:
             object.__setattr__(config, name, _parse(hint, getattr(config, name), f"{where}{name}"))
@@ -30,7 +30,7 @@ def check_types(where: str, config: Any) -> None:
 
 
 def within(where: str, config: Any, low: float, high: float, *names: str) -> None:
-    """The settings of these names lie in [low, high]; NaN does not."""
+    """Require that the settings with these names lie in [low, high]; NaN does not."""
     for name in names:
         value = getattr(config, name)
         require(low <= value <= high, f"{where}{name} must lie between {low:g} and {high:g}, not {short(value)}")
@@ -56,7 +56,7 @@ def to_dict(config: Any) -> dict[str, Any]:
 
 
 def from_dict(cls: type[T], data: Any, where: str = "config") -> T:
-    """The strict inverse of :func:`to_dict`: unknown names and wrong types are errors that say where."""
+    """The strict inverse of :func:`to_dict`: unknown names and wrong types raise errors that name the field."""
     if not isinstance(data, dict):
         raise UserError(f"{where} must be an object, not {type(data).__name__}")
     hints = get_type_hints(cls)
@@ -96,8 +96,8 @@ def _parse(hint: Any, value: Any, where: str) -> Any:
             _parse(a, v, f"{where}[{i}]") for i, (a, v) in enumerate(zip(get_args(hint), value, strict=True))
         )
     if origin is dict and isinstance(value, dict):
-        _, of = get_args(hint)
-        return {str(k): _parse(of, v, f"{where}.{short(k)}") for k, v in value.items()}
+        _, kind = get_args(hint)
+        return {str(k): _parse(kind, v, f"{where}.{short(k)}") for k, v in value.items()}
     if hint is float and isinstance(value, (int, float)) and type(value) is not bool and abs(value) <= MOST_FLOAT:
         return float(value)
     if hint in (int, str, bool) and type(value) is hint:

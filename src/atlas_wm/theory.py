@@ -1,4 +1,4 @@
-r"""Bounds and a counter-example of the paper, as functions that its tests and docs/reference/math.md use.
+r"""Bounds and a counterexample of the paper, as functions for the tests and docs/reference/math.md.
 
 Everything is float64. Names in brackets are the labels of the paper.
 """
@@ -15,7 +15,7 @@ def uniform_distortion_bound(rmse: Tensor, n: int) -> Tensor:
     return n * rmse
 
 
-def order_is_kept(first: Tensor, second: Tensor, epsilon_rel: Tensor | float) -> Tensor:
+def order_is_preserved(first: Tensor, second: Tensor, epsilon_rel: Tensor | float) -> Tensor:
     """Whether s_P(q₁) − s_P(q₂) > 2 ε_rel, which implies s_Z(q₁) > s_Z(q₂)  [Theorem planning_stability]."""
     return first - second > 2 * epsilon_rel
 

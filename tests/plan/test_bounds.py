@@ -190,7 +190,7 @@ def test_a_run_without_bounds_plans_as_before_says_so_once_and_atlas_bank_adds_t
         ('"low": [-1], "high": [1]', "one low and one high per action coordinate"),
         ('"low": [-1, -1], "high": [1, 1, 1]', "one low and one high per action coordinate"),
         ('"low": [-1, 2], "high": [1, 1]', "low <= high"),
-        ('"low": [-1, NaN], "high": [1, 1]', "NaN is not a number that JSON has"),
+        ('"low": [-1, NaN], "high": [1, 1]', "NaN is not valid JSON"),
         ('"low": [-1, -1], "high": [1, 1e999]', "must be finite"),
         ('"low": null, "high": null', "must hold"),
         ('"low": "ab", "high": [1, 1]', "must hold"),

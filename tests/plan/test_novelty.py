@@ -202,6 +202,6 @@ def test_a_bank_that_is_damaged_or_another_models_is_refused_in_one_line(copy, s
         path.write_bytes(path.read_bytes()[:1000])
     else:
         save_file({name: torch.zeros(shape) for name, shape in stored.items()}, path)
-    with pytest.raises(UserError, match=rf"bank\.safetensors {said}.*delete it, .*`atlas bank") as refused:
+    with pytest.raises(UserError, match=rf"bank\.safetensors {said}.*delete it .*`atlas bank") as refused:
         load_model(copy)
     assert "\n" not in str(refused.value)

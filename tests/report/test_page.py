@@ -11,19 +11,14 @@ from made_up import REPRESENTATIONS, change, make_run
 from PIL import Image
 
 from atlas_wm.cli.app import main
+from atlas_wm.diagnose.catalog import DIAGNOSTICS
 from atlas_wm.errors import UserError
 from atlas_wm.report.page import write_report
 from atlas_wm.report.runs import read_study
 from made_up_results import episode, evaluation, policy
 
-SECTIONS = {
-    "summary", "success", "ablation", "probe", "geometry", "marginal", "rollout", "relational", "regret", "cases",
-    "training", "settings",
-}  # fmt: skip
-FIGURES = {
-    "success", "probe", "geometry", "marginal", "rollout", "relational", "regret", "decomposition", "cases",
-    "training",
-}  # fmt: skip
+SECTIONS = {"summary", "success", "ablation", *DIAGNOSTICS, "training", "settings"}
+FIGURES = {"success", *DIAGNOSTICS, "decomposition", "training"}
 
 
 class Page(HTMLParser):
@@ -76,7 +71,7 @@ def test_every_section_and_file_is_there(four, page):
 
 
 def test_like_runs_raise_no_warning(page):
-    assert not [name for name, text in page.sections.items() if "Take care" in text]
+    assert not [name for name, text in page.sections.items() if "Warning." in text]
 
 
 def test_the_page_needs_no_network(four, page):
@@ -103,10 +98,7 @@ def test_the_numbers_are_those_of_the_files(four, page):
         assert f"{result(run, 'geometry')['rank_correlation']:.2f}" in page.sections["geometry"]
         assert f"{result(run, 'marginal')['effective_rank']:.1f}" in page.sections["marginal"]
     assert "30b00272c8bbb44d" in page.sections["settings"] and "torch 2.15.0" in page.sections["settings"]
-    assert (
-        "The paper's cells at offset 50, in the same order: 58.0 and 71.8; 73.9 and 74.0 %"
-        in page.sections["ablation"]
-    )
+    assert "SIGReg 58.0 / 71.8, WEMReg 73.9 / 74.0." in page.sections["ablation"]  # of the paper
     assert "not reached in 75" in page.sections["cases"] and "reached in 48" in page.sections["cases"]
 
 
@@ -157,7 +149,7 @@ def test_of_several_evaluations_the_page_shows_the_most_complete_and_says_which(
     page = Page(write_report([run]))
     mean = json.loads(large.read_text())["model"]["success_mean"]
     assert f"{mean:.1f}" in page.sections["summary"]
-    said = f"run has 2 evaluations; the most complete is shown, {large.name} (4 episodes for 5 seeds, CEM 300×30×5"
+    said = f"the page shows the most complete, {large.name} (4 episodes for 5 seeds, CEM 300×30×5"
     assert said in page.sections["success"] and f"Not shown: {small.name}.json." in page.sections["success"]
     assert "offset 50, budget 75, all episodes, data tworoom.lance (another)" in page.sections["success"]
     assert large.name in page.sections["settings"] and small.name not in page.sections["settings"]
@@ -180,15 +172,18 @@ def test_missing_damaged_and_null_pieces_are_named(tmp_path):
     change(poor / "diagnostics/relational.json", "result", "rmse", value=3)  # JSON, but not what it should be
     for name in REPRESENTATIONS:
         change(poor / "diagnostics/probe.json", "result", "representations", name, value={"auroc": None})
-    change(poor / "diagnostics/probe.json", "result", "note", value="all episodes ended alike")
+    change(poor / "diagnostics/probe.json", "result", "note", value="all episodes had the same outcome")
     change(poor / "diagnostics/regret.json", "result", "means", "prediction", value=None)
     page = Page(write_report([good, poor]))
     assert f"atlas diagnose {poor} --what rollout" in page.sections["rollout"]
-    assert "the file is damaged: poor" in page.sections["marginal"]
+    assert "The file is damaged: poor" in page.sections["marginal"]
     assert f"{poor / 'diagnostics/marginal.json'} cannot be read" in page.sections["summary"]
     assert "the files of poor cannot be drawn" in page.sections["relational"]
     assert f"{result(good, 'relational')['rmse']['median']:.3f}" in page.sections["relational"]
-    assert "not available" in page.sections["probe"] and "poor: all episodes ended alike" in page.sections["probe"]
+    assert (
+        "not available" in page.sections["probe"]
+        and "poor: all episodes had the same outcome" in page.sections["probe"]
+    )
     assert "sum not available" in page.sections["regret"]
 
 
@@ -200,7 +195,7 @@ def test_runs_on_different_data_or_queries_are_flagged(tmp_path):
     page = Page(write_report(runs))
     assert "trained on different datasets" in page.sections["summary"]
     assert "evaluated with different episodes" in page.sections["success"]
-    assert "different queries, not comparable as it stands: one: q1; other: q2" in page.sections["rollout"]
+    assert "different queries, so not comparable: one: q1; other: q2" in page.sections["rollout"]
 
 
 def test_a_run_that_was_only_trained_still_has_a_page(tmp_path):

@@ -10,7 +10,9 @@ from made_up import make_run
 from PIL import Image
 
 from atlas_wm.evaluate.evaluate import evaluate
+from atlas_wm.methods import METHODS
 from atlas_wm.report import films as films_module
+from atlas_wm.report import naming
 from atlas_wm.report.films import film_gif, film_strips, read_films
 from atlas_wm.report.page_table import Table
 from atlas_wm.report.runs import read_study
@@ -18,6 +20,7 @@ from atlas_wm.report.table import markdown, success_rows, write_csv
 from atlas_wm.report.training import settings_section, training_curves
 from atlas_wm.runs.files import write_json
 from atlas_wm.runs.results import EvaluationResult, PolicyResult, Protocol, films_path
+from atlas_wm.tasks import TASKS
 from made_up_results import episode, evaluation, policy
 
 
@@ -52,7 +55,7 @@ def test_seconds_per_plan_is_planning_time_of_what_plans(tmp_path):
         for table in settings_section(read_study([run])).blocks
         if isinstance(table, Table)
         for row in table.rows
-        if row[0] == "seconds a plan"
+        if row[0] == "seconds per plan"
     )
     assert facts[1] == "0.5, 0.5"  # of its two conditions
 
@@ -104,7 +107,7 @@ def test_films_of_other_episodes_are_left_out_or_their_absence_is_explained(film
     assert "1 of the 1 episodes" in film_strips([filmed, other], tmp_path / "films.png")
     np.savez(films_path(other), **{f"row{1 + max(ours)}": film})
     said = film_strips([filmed, other], tmp_path / "films.png")
-    assert "no start row that all runs were filmed from" in said and not (tmp_path / "films.png").exists()
+    assert "have no start row in common" in said and not (tmp_path / "films.png").exists()
 
 
 @pytest.mark.slow
@@ -121,3 +124,8 @@ def test_captions_tell_the_steps_at_which_frames_were_taken(filmed, monkeypatch,
         np.savez(films_path(file), **{f"row{row}": film})
         film_strips([file], tmp_path / "films.png", columns=20)
         assert drawn[-1].shown_steps == sorted({*range(0, 31, every), 30})
+
+
+def test_every_method_and_task_has_a_name_and_every_method_its_own_colour():
+    assert set(naming.METHODS) == set(METHODS) and set(naming.TASKS) == set(TASKS)
+    assert len({style.colour for style in naming.METHODS.values()}) == len(METHODS)

@@ -140,7 +140,7 @@ def damage(**changes: Any) -> str:
         ("{", "cannot be read"),
         ("[]", "damaged"),
         ("{}", "damaged"),
-        (damage(format=3), "has format 3, this version reads 2: run `atlas eval` again"),
+        (damage(format=3), "has format 3, but this version reads 2: run `atlas eval` again"),
         (damage(format=0), "has format 0"),
         (damage(extra=1), "unknown setting in the evaluation 'extra'"),
         (damage(precision="auto"), "precision must be"),

@@ -11,7 +11,7 @@ from atlas_wm.diagnose.stability import planning_stability, regret, relational_d
 from atlas_wm.losses.relational import EPSILON_0
 from atlas_wm.models.geometry import Scale, knn_novelty
 from atlas_wm.rng import make_rng
-from atlas_wm.theory import order_is_kept, rollout_error_bound, task_regret_bound
+from atlas_wm.theory import order_is_preserved, rollout_error_bound, task_regret_bound
 
 UNIT = Scale(torch.tensor([1 + EPSILON_0], dtype=torch.float64), 1.0)  # η = 0, ℓ = 1 + ε₀
 ROUNDING = 1e-9
@@ -74,7 +74,7 @@ def by_prediction(delta):
 
 
 def by_distortion(delta):
-    """Latents on either side of the goal, each δ off its anchor; the distance between them is kept."""
+    """Latents on either side of the goal, each δ off its anchor; the distance between them is preserved."""
     z, p = column(1 + delta, -1 - 0.98 * delta), column(1, -1 - 1.98 * delta)
     return z, z, column(0)[0], p, column(0)[0], UNIT, UNIT
 
@@ -142,10 +142,10 @@ def test_novelty_moves_by_at_most_the_distortion_and_clear_orders_are_kept(drawn
     epsilon = relational_distortion(scales[0].distances(z, z), scales[1].distances(p, p)).maximum
     s_z, s_p = (knn_novelty(x, x[:6], k, scale) for x, scale in zip((z, p), scales, strict=True))
     assert (s_z - s_p).abs().max() <= epsilon + ROUNDING
-    kept = order_is_kept(s_p[:, None], s_p, epsilon + ROUNDING)
-    assert (s_z[:, None] > s_z)[kept].all()
+    preserved = order_is_preserved(s_p[:, None], s_p, epsilon + ROUNDING)
+    assert (s_z[:, None] > s_z)[preserved].all()
     if distortion < 0.1:
-        assert kept.any()
+        assert preserved.any()
 
 
 def test_the_novelty_bound_is_attained_and_twice_the_distortion_needed():
@@ -155,7 +155,7 @@ def test_the_novelty_bound_is_attained_and_twice_the_distortion_needed():
     epsilon = relational_distortion(UNIT.distances(moved, bank), UNIT.distances(queries, bank)).maximum
     torch.testing.assert_close((s_z - s_p).abs(), epsilon.expand(2))
     assert s_p[1] - s_p[0] > 1.89 * epsilon and s_z[1] < s_z[0]
-    assert not order_is_kept(s_p[1], s_p[0], epsilon) and order_is_kept(s_p[1], s_p[0], 0.9 * epsilon)
+    assert not order_is_preserved(s_p[1], s_p[0], epsilon) and order_is_preserved(s_p[1], s_p[0], 0.9 * epsilon)
 
 
 costs = st.lists(st.floats(-10, 10), min_size=1, max_size=10)

@@ -1,4 +1,4 @@
-"""Weights of the frozen DINOv2 encoder, from a local file or the hub."""
+"""Load the weights of the frozen DINOv2 encoder from a local file or the hub."""
 
 from pathlib import Path
 from zipfile import ZipFile, is_zipfile
@@ -14,15 +14,15 @@ from atlas_wm.models.encoders import Encoder, ViTEncoder
 
 HUB_REPO, HUB_FILE = "timm/vit_small_patch14_dinov2.lvd142m", "model.safetensors"
 REMEDY = (
-    f"fetch {HUB_FILE} of {HUB_REPO} from the Hugging Face hub, or the original dinov2_vits14_pretrain.pth, "
+    f"download {HUB_FILE} of {HUB_REPO} from the Hugging Face hub, or the original dinov2_vits14_pretrain.pth, "
     f"and pass it with --model.encoder.weights FILE"
 )
 
 
 def load_dinov2(encoder: Encoder, weights: str | None) -> None:
-    """Fill the encoder. weights: a file in timm's or the original naming; None: timm's, from the hub.
+    """Load weights into the encoder. weights: a file with timm's or the original names; None: timm's, from the hub.
 
-    Position embeddings of another grid (the published ones are for 518 pixels a side) are resampled.
+    Position embeddings of another grid (the published ones are for 518×518 pixels) are resampled.
     """
     assert isinstance(encoder, ViTEncoder)  # kind dinov2
     path = _from_hub() if weights is None else Path(weights)
@@ -42,7 +42,7 @@ def _from_hub() -> Path:
         return Path(hf_hub_download(HUB_REPO, HUB_FILE))
     except (HfHubHTTPError, LocalEntryNotFoundError, OSError) as error:
         raise UserError(
-            f"the DINOv2 weights cannot be had from the hub ({type(error).__name__}): {REMEDY}"
+            f"the DINOv2 weights cannot be downloaded from the hub ({type(error).__name__}): {REMEDY}"
         ) from None
 
 
@@ -54,14 +54,14 @@ def _read(path: Path) -> dict[str, Tensor]:
     except (SafetensorError, OSError) as error:
         raise UserError(f"{path} cannot be read as weights ({reason(error)}): {REMEDY}") from error
     if state is None:
-        raise UserError(f"{path} cannot be read as weights, it is damaged or holds something else: {REMEDY}")
+        raise UserError(f"{path} cannot be read as weights; it is damaged or holds something else: {REMEDY}")
     return state
 
 
 def read_tensors(path: Path) -> dict[str, Tensor] | None:
-    """The named tensors of a .pt file; None if it is damaged or holds anything else. Nothing in it is executed.
+    """The named tensors of a .pt file; None if it is damaged or holds anything else. Runs no code from the file.
 
-    A file may claim more than it holds, packed zeros or one number as a giant tensor: such a one is refused too.
+    A file that claims more data than it holds (compressed zeros, one number expanded to a giant tensor) is refused.
     """
     size = path.stat().st_size
     try:
@@ -70,7 +70,7 @@ def read_tensors(path: Path) -> dict[str, Tensor] | None:
                 if sum(part.file_size for part in archive.infolist()) > size:
                     return None
         state = torch.load(path, map_location="cpu", weights_only=True)
-    except Exception:  # whatever a damaged or hostile file brings about; torch's own text advises to trust it
+    except Exception:  # a damaged or hostile file may raise anything; torch's message advises to trust it
         return None
     if not isinstance(state, dict) or not all(isinstance(value, Tensor) for value in state.values()):
         return None

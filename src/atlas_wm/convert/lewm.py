@@ -1,7 +1,7 @@
-"""LeWM checkpoints of stable-worldmodel, read and written: weights.pt, a state dict, and config.json for hydra.
+"""Import and export LeWM checkpoints of stable-worldmodel: weights.pt, a state dict, and config.json for hydra.
 
-The numbers are the same on both sides. What differs is the names, q, k and v (apart in Hugging Face's ViT, one
-matrix here), and an axis of length 1 in two tensors.
+The numbers are the same on both sides. The names differ, as do q, k and v (separate in Hugging Face's ViT, one
+matrix here) and an axis of length 1 in two tensors.
 """
 
 import re
@@ -14,7 +14,7 @@ from torch import Tensor
 
 from atlas_wm.config import RunInfo
 from atlas_wm.convert.dinov2 import read_tensors
-from atlas_wm.convert.lewm_config import CHECKPOINT, SETTINGS, hydra_config, obstacle, sizes, some
+from atlas_wm.convert.lewm_config import CHECKPOINT, SETTINGS, first_few, hydra_config, obstacle, sizes
 from atlas_wm.data.states import save_states
 from atlas_wm.data.training_set import open_training_set
 from atlas_wm.errors import UserError
@@ -29,7 +29,7 @@ from atlas_wm.tasks import Task, task_id
 
 Names = Literal["installed", "old", "new"]
 
-# Our names and theirs; # is the number of a block. Weights and biases follow their layer.
+# Our names and theirs; # is the index of a block. Weights and biases follow their layer.
 LAYERS = {
     "encoder.vit.cls_token": "encoder.embeddings.cls_token",
     "encoder.vit.pos_embed": "encoder.embeddings.position_embeddings",
@@ -62,7 +62,7 @@ LAYERS = {
 }
 AXIS_OF_ONE = {"predictor.pos_embedding": 0, "action_encoder.patch_embed.weight": 2}  # a convolution of width 1
 
-# transformers has renamed the layers of its ViT (5.22 has the new names). Published checkpoints have the old ones.
+# transformers renamed the layers of its ViT (5.22 has the new names). Published checkpoints use the old names.
 VIT_LAYER = re.compile(r"encoder\.(?:encoder\.)?layers?\.(\d+)\.(.+)\.(weight|bias)")
 OLD_NAMES = {
     "attention.q_proj": "attention.attention.query",
@@ -73,15 +73,14 @@ OLD_NAMES = {
     "mlp.fc2": "output.dense",
 }
 NEW_NAMES = {old: new for new, old in OLD_NAMES.items()}
-# Parts of Hugging Face's ViT that LeWM, which reads the CLS token, never calls.
+# Parts of Hugging Face's ViT that LeWM does not use: it reads the CLS token.
 UNUSED = ("encoder.pooler.", "encoder.embeddings.mask_token")
 
 
 def import_lewm(path: Path, task: Task, data_path: str | Path, out: Path, *, overwrite: bool = False) -> Path:
-    """A run folder from a checkpoint: a folder with weights.pt and config.json, or the .pt file itself.
+    """Make a run folder from a checkpoint: a folder with weights.pt and config.json, or the .pt file itself.
 
-    A checkpoint says nothing about the actions it was trained on: they are standardised by the statistics of
-    ``data_path``, as training would.
+    A checkpoint does not store the statistics of its actions: they are computed from ``data_path``, as in training.
     """
     path = path / CHECKPOINT if path.is_dir() else path
     theirs = read_checkpoint(path)
@@ -92,7 +91,7 @@ def import_lewm(path: Path, task: Task, data_path: str | Path, out: Path, *, ove
         raise UserError(f"{path}: {error}") from error
     assert task.action_size is not None  # sizes checks
     config = replace(get_method("lewm").run_config, model=model_config)
-    with torch.device("meta"):  # a model takes memory only once the tensors agree with it
+    with torch.device("meta"):  # allocate memory only if the tensors match
         weights = WorldModel(model_config, task.action_size).state_dict()
     check_tensors(path, theirs, to_lewm(weights))
     model = WorldModel(model_config, task.action_size)
@@ -118,10 +117,9 @@ def import_lewm(path: Path, task: Task, data_path: str | Path, out: Path, *, ove
 
 
 def export_lewm(run: Path, out: Path, *, names: Names = "installed", overwrite: bool = False) -> Path:
-    """A folder with weights.pt and config.json that stable-worldmodel loads as its LeWM.
+    """Write a folder with weights.pt and config.json that stable-worldmodel loads as its LeWM.
 
-    names: of the encoder's layers, as in the transformers that is installed, or in those before or since it renamed
-    them.
+    names: names of the encoder's layers: those of the installed transformers, or the old or new ones.
     """
     model = load_model(run)
     reason = obstacle(model.config)
@@ -144,14 +142,14 @@ def read_checkpoint(path: Path) -> dict[str, Tensor]:
     stored = read_tensors(path)
     if stored is None:
         raise UserError(
-            f"{path} is refused: it is damaged, or holds something else than named tensors, which could run code "
-            f"when loaded; write it as torch.save(model.state_dict(), ...) where it comes from"
+            f"{path} is refused: it is damaged, or holds objects other than named tensors, which could run code "
+            f"when loaded; save it again with torch.save(model.state_dict(), ...)"
         )
     tensors: dict[str, Tensor] = {}
     for name, tensor in stored.items():
         renamed = new_name(str(name))
         if renamed in tensors:
-            raise UserError(f"{path} has {renamed} twice, by its old and its new name: leave one of them out")
+            raise UserError(f"{path} has {renamed} twice, under its old and its new name: remove one of them")
         if not renamed.startswith(UNUSED):
             tensors[renamed] = tensor
     for name, tensor in tensors.items():
@@ -171,7 +169,7 @@ def old_name(name: str) -> str:
 
 
 def installed_names_are_old() -> bool:
-    """How the transformers on this machine names a ViT's layers; old where there is none, as published."""
+    """Whether the installed transformers uses the old names; True if there is none, as in published checkpoints."""
     try:
         from transformers import ViTConfig, ViTModel
     except ImportError:
@@ -181,7 +179,7 @@ def installed_names_are_old() -> bool:
 
 
 def their_names(ours: str) -> list[str]:
-    """Usually one; of the encoder's qkv the three it is made of."""
+    """Usually one name; three for the encoder's qkv."""
     number = re.search(r"(?<=blocks\.)\d+", ours)
     generic = re.sub(r"(?<=blocks\.)\d+", "#", ours)
     if generic in LAYERS:
@@ -203,7 +201,7 @@ def to_lewm(weights: dict[str, Tensor]) -> dict[str, Tensor]:
 
 
 def from_lewm(theirs: dict[str, Tensor], like: dict[str, Tensor]) -> dict[str, Tensor]:
-    """``like``: our tensors, for their names and shapes."""
+    """``like``: our tensors, which give the names and shapes."""
     parts = {ours: [theirs[name] for name in their_names(ours)] for ours in like}
     return {
         ours: (torch.cat(tensors) if len(tensors) > 1 else tensors[0]).reshape(like[ours].shape)
@@ -229,5 +227,5 @@ def check_tensors(path: Path, found: dict[str, Tensor], wanted: dict[str, Tensor
         "not floating-point": integers,
     }
     if any(faults.values()):
-        said = "; ".join(f"{kind}: {some(names)}" for kind, names in faults.items() if names)
-        raise UserError(f"{path} is not the checkpoint of a whole LeWM, as stable-worldmodel saves it: {said}")
+        listed = "; ".join(f"{kind}: {first_few(names)}" for kind, names in faults.items() if names)
+        raise UserError(f"{path} is not the checkpoint of a whole LeWM, as stable-worldmodel saves it: {listed}")

@@ -1,4 +1,4 @@
-"""The settings of a LeWM: ours from its tensors and its config.json, and its config.json from ours."""
+"""Convert LeWM settings: ours from its tensors and config.json, its config.json from ours."""
 
 import math
 from typing import Any, TypeVar
@@ -12,7 +12,7 @@ from atlas_wm.tasks import Task
 T = TypeVar("T", int, float)
 CHECKPOINT, SETTINGS = "weights.pt", "config.json"
 
-# Sizes that vit_hf knows by name: width, depth, heads, MLP.
+# Sizes that vit_hf knows by name: width, depth, heads, MLP width.
 VIT_SIZES = {
     (192, 12, 3, 768): "tiny",
     (384, 12, 6, 1536): "small",
@@ -21,16 +21,16 @@ VIT_SIZES = {
     (1280, 32, 16, 5120): "huge",
 }
 VIT_EPS = 1e-12  # of the LayerNorms in Hugging Face's ViT
-HEAD_DIM = 64  # in LeWM's encoder and predictor, where config.json says nothing else
+HEAD_DIM = 64  # default of LeWM's encoder and predictor
 
 
-def some(names: list[str], most: int = 6) -> str:
-    """The first few of a list, for one line."""
+def first_few(names: list[str], most: int = 6) -> str:
+    """The first names of a list and the number of the others."""
     return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
 
 
 def sizes(tensors: dict[str, Tensor], settings: Any, task: Task) -> ModelConfig:
-    """From the shapes; numbers of heads, which they do not tell, and the norms' epsilon from config.json."""
+    """From the shapes; the numbers of heads and the epsilon of the norms come from config.json."""
     keys = {
         "patch": "encoder.embeddings.patch_embeddings.projection.weight",  # (w, 3, p, p)
         "grid": "encoder.embeddings.position_embeddings",  # (1, 1 + K, w)
@@ -39,12 +39,12 @@ def sizes(tensors: dict[str, Tensor], settings: Any, task: Task) -> ModelConfig:
         "positions": "predictor.pos_embedding",  # (1, T, d)
         "qkv": "predictor.transformer.layers.0.attn.to_qkv.weight",
         "predictor_mlp": "predictor.transformer.layers.0.mlp.net.1.weight",
-        "action": "action_encoder.patch_embed.weight",  # (smooth, block, 1)
+        "action": "action_encoder.patch_embed.weight",  # (smooth, chunk, 1)
         "action_mlp": "action_encoder.embed.0.weight",
     }
     missing = [key for key in keys.values() if key not in tensors]
     if missing:
-        raise UserError(f"this is no checkpoint of LeWM, as stable-worldmodel saves it; missing: {some(missing)}")
+        raise UserError(f"not a LeWM checkpoint as stable-worldmodel saves it; missing: {first_few(missing)}")
     shape = {name: tuple(tensors[key].shape) for name, key in keys.items()}
 
     def at(*names: str) -> str:
@@ -66,12 +66,12 @@ def sizes(tensors: dict[str, Tensor], settings: Any, task: Task) -> ModelConfig:
             f"of wrong shape: {at('qkv', 'positions')}; a predictor {predictor_width} wide for latents of {latent} "
             f"numbers is not supported here"
         )
-    smooth, block, _ = shape["action"]
+    smooth, chunk, _ = shape["action"]
     if task.action_size is None:
         raise UserError(f"its frameskip depends on the action size: set action_size in the task {task.name}")
-    if block % task.action_size:
+    if chunk % task.action_size:
         raise UserError(
-            f"of wrong shape: {at('action')}; its actions have {block} numbers, not a multiple of the "
+            f"of wrong shape: {at('action')}; its action chunk has {chunk} numbers, not a multiple of the "
             f"{task.action_size} of {task.name}: "
             f"is it a model of another task?"
         )
@@ -83,8 +83,8 @@ def sizes(tensors: dict[str, Tensor], settings: Any, task: Task) -> ModelConfig:
     if 3 * heads * head_dim != shape["qkv"][0]:
         raise UserError(
             f"{at('qkv')} holds queries, keys and values of {inner} channels each, which are not {heads} heads of "
-            f"{head_dim}: it is of wrong shape, or predictor.heads and predictor.dim_head of {SETTINGS} beside it "
-            f"do not say how it was trained"
+            f"{head_dim}: its shape is wrong, or predictor.heads and predictor.dim_head in {SETTINGS} do not match "
+            f"the training"
         )
     try:
         return ModelConfig(
@@ -109,9 +109,9 @@ def sizes(tensors: dict[str, Tensor], settings: Any, task: Task) -> ModelConfig:
             action_smooth=smooth,
             action_hidden=shape["action_mlp"][0],
             history=history,
-            frameskip=block // task.action_size,
+            frameskip=chunk // task.action_size,
         )
-    except UserError as error:  # a size that no model has: name the tensor it was read from
+    except UserError as error:  # an invalid size: name the tensor that it comes from
         read_from = {
             "encoder.image_size": ("grid", "patch"),
             "encoder.": ("patch", "mlp"),
@@ -127,7 +127,7 @@ def sizes(tensors: dict[str, Tensor], settings: Any, task: Task) -> ModelConfig:
 
 
 def _ratio(mlp: int, width: int) -> float:
-    """So that int(width · ratio), which timm takes, is the MLP's width again."""
+    """The ratio for which int(width · ratio), which timm computes, is the MLP's width."""
     ratio = mlp / width
     return ratio if int(width * ratio) == mlp else math.nextafter(ratio, math.inf)
 
@@ -139,21 +139,19 @@ def _count(tensors: dict[str, Tensor], prefix: str) -> int:
 def _section(settings: Any, name: str) -> dict[str, Any]:
     section = settings.get(name, {}) if isinstance(settings, dict) else None
     if not isinstance(section, dict):
-        raise UserError(f"{SETTINGS} beside it is not that of a LeWM: {name} must be an object")
+        raise UserError(f"its {SETTINGS} is not that of a LeWM: {name} must be an object")
     return dict(section)
 
 
 def _number(section: dict[str, Any], name: str, default: T) -> T:
     value = section.get(name, default)
     if isinstance(value, bool) or not isinstance(value, type(default)) or value <= 0:
-        raise UserError(
-            f"{name} in the {SETTINGS} beside it must be a positive {type(default).__name__}, not {value!r}"
-        )
+        raise UserError(f"{name} in its {SETTINGS} must be a positive {type(default).__name__}, not {value!r}")
     return value
 
 
 def obstacle(config: ModelConfig) -> str | None:
-    """Why LeWM's architecture cannot hold such a model, if it cannot."""
+    """Why the model does not fit LeWM's architecture; None if it does."""
     encoder, predictor = config.encoder, config.predictor
     pixels = (encoder.pixel_mean, encoder.pixel_std)
     obstacles = {
@@ -169,13 +167,13 @@ def obstacle(config: ModelConfig) -> str | None:
             predictor.heads == 1 and predictor.head_dim == predictor.width
         ),
         "it has an inverse-dynamics head": config.inverse_hidden > 0,
-        "its pixels are not scaled by ImageNet's mean and deviation": pixels != (IMAGENET_MEAN, IMAGENET_STD),
+        "its pixels are not scaled by ImageNet's mean and std": pixels != (IMAGENET_MEAN, IMAGENET_STD),
     }
     return next((reason for reason, holds in obstacles.items() if holds), None)
 
 
 def hydra_config(config: ModelConfig, action_size: int) -> dict[str, Any]:
-    """The layout of published checkpoints; stable-worldmodel's load_pretrained makes the model from it."""
+    """In the layout of published checkpoints, from which stable-worldmodel's load_pretrained makes the model."""
     encoder, predictor, latent = config.encoder, config.predictor, config.latent
     module = "stable_worldmodel.wm.lewm.module"
 
@@ -228,7 +226,7 @@ def _hydra_encoder(encoder: EncoderConfig) -> dict[str, Any]:
             "pretrained": False,
             "use_mask_token": False,
         }
-    # vit_hf is for ViTs of the sizes it knows by name, with Hugging Face's epsilon.
+    # vit_hf only makes ViTs of named sizes, with Hugging Face's epsilon.
     return {
         "_target_": "transformers.ViTModel",
         "config": {

@@ -1,9 +1,9 @@
-"""What the figures show, how to read them, and what the paper found: words only."""
+"""Captions: what each figure shows, how to read it, and what the paper found."""
 
 from dataclasses import dataclass
 
 from atlas_wm.report import paper
-from atlas_wm.report.naming import NAMES
+from atlas_wm.report.naming import method_name
 
 
 @dataclass(frozen=True)
@@ -14,104 +14,105 @@ class Caption:
 
 
 MARGINAL = Caption(
-    "Frames of uniformly random actions, which no demonstration shows, are encoded and their latents "
-    "compared with the standard Gaussian that training asks for: the length of their mean (should be 0), "
-    "the distance of their covariance from the identity, the median Cramér–von Mises discrepancy of "
-    "one-dimensional projections, and the same after whitening, which leaves only the shape.",
-    "Shorter is better. The dashed line is what a true Gaussian sample of that size gives. The line on a "
-    "bar spans the runs where there are several.",
-    "Arms with WEMReg improve several of the four, covariance and projections on TwoRoom most clearly; not "
-    "every statistic of every task.",
+    "The model encodes frames that random actions lead to; no demonstration contains them. Four statistics "
+    "compare their latents with the standard Gaussian that training aims for: the norm of the mean (0 for a "
+    "Gaussian), the distance of the covariance from the identity, the median Cramér–von Mises statistic over "
+    "one-dimensional projections, and the same after whitening, which only measures the shape.",
+    "Shorter is better. The dashed line is the value of a true Gaussian sample of the same size. With several "
+    "runs, the bar is their mean and the line spans from the lowest to the highest.",
+    "Methods with WEMReg improve several of the four statistics, most clearly covariance and projections on "
+    "TwoRoom, but not every statistic on every task.",
 )
 GEOMETRY = Caption(
-    "Each point is a state of the dataset, placed by the first two principal components of its planning "
-    "latent and coloured by how unusual the true state is, which no model has a say in: blue is usual, "
-    "orange unusual.",
-    "If the latent keeps relations between states, orange lies apart from blue. Two components are a shadow"
-    " of many: look here for an impression, at the rank correlation and at the failure probe for numbers.",
-    "On PushT ATLAS puts unusual states apart where LeWM mixes them; on TwoRoom and Cube the effect is weaker.",
+    "Each point is a state of the dataset. Its position is the first two principal components of its planning "
+    "latent. Its colour is the novelty of the true state, which does not depend on the model: blue is familiar, "
+    "orange is unusual.",
+    "If the latent preserves the relations between states, orange points lie apart from blue ones. Two "
+    "components show only part of the latent. For numbers, use the rank correlation in the table and the failure "
+    "probe.",
+    "On PushT, ATLAS separates unusual states where LeWM mixes them. On TwoRoom and Cube the effect is weaker.",
 )
 ROLLOUT = Caption(
-    "From the same starts and along the same action sequences, the distance between the latent a model "
-    "imagines and the latent of the frame that really follows, over ℓ, the model's own typical distance "
-    "between states. Lines are medians over starts (of the median over sequences), bands 95 % bootstrap "
-    "intervals; of several runs the line is their mean and the band spans them. One model step is several "
-    "environment steps (the frameskip, five in the paper).",
-    "Lower is better. 1 would mean that the imagined state is as far off as any other state. What counts "
-    "for planning is the right end, where plans are judged.",
+    "All models start from the same states and follow the same action sequences. The curve is the distance "
+    "between the predicted latent and the latent of the frame that really follows, divided by ℓ, the model's "
+    "typical distance between states. Lines are medians over start states, bands are 95 % bootstrap intervals. "
+    "With several runs, the line is their mean and the band spans from the lowest to the highest. One model step "
+    "is several environment steps (the frameskip; 5 in the paper).",
+    "Lower is better. At 1, the prediction is as far from the truth as a typical other state. The right end "
+    "matters most: there the planner compares plans with the goal.",
     "ATLAS is below LeWM at every horizon on PushT and TwoRoom, and the gap tends to grow with the horizon.",
 )
 RELATIONAL = Caption(
-    "Among the ends that the candidate plans of one start really have, and its goal: the difference between"
-    " each pair's distance in the planning latent and in the encoder's mean patch features, both "
-    "standardised and over their mean distance in a bank of training frames; summed up as root mean square,"
-    " 95th percentile and maximum. Bars are medians over starts, lines 95 % bootstrap intervals (of several"
-    " runs, their span).",
-    "Shorter is better: at 0 the latent has exactly the distances of the patch features. The maximum is the"
-    " worst pair; it is the one that enters the bound below.",
-    "OOD-recovery, which asks for exactly this, lowers the distortion; a Gaussian marginal alone does not "
-    "ask for it.",
+    "For each start state, all candidate plans are executed in the environment. For each pair of final states, "
+    "and for each final state and the goal, we compare the distance in the planning latent with the distance in "
+    "the encoder's mean patch features. Both are standardised and divided by the mean distance in a bank of "
+    "training frames. Bars show the root mean square, the 95th percentile and the maximum of the difference: "
+    "medians over start states, with 95 % bootstrap intervals (with several runs, their range).",
+    "Shorter is better. At 0, the latent has exactly the distances of the patch features. The maximum, the worst "
+    "pair, enters the planning bound in the next section.",
+    "OOD-recovery trains for low distortion and lowers it. A Gaussian marginal alone does not.",
 )
 REGRET = Caption(
-    "Each point is one start. Among the same candidate plans the model picks the one it thinks ends nearest"
-    " to the goal; its regret is how much farther from the goal, by the encoder's patch features, that plan"
-    " really ends than the best one. The bound, 2·ε_plan, is what the theory promises at most.",
-    "Every point must lie on or above the dashed line of equality; one below it would refute the code or "
-    "the theory. Points far above say that the bound is cautious. Points at the left had no regret: the "
-    "best plan was chosen.",
-    "The bound holds and is conservative; no start had a margin wide enough for a guaranteed choice, so the"
-    " paper takes it as structure and not as a forecast of success.",
+    "Each point is one start state. Among the same candidate plans, the model chooses the one whose predicted "
+    "end is nearest to the goal. Regret is how much farther from the goal the chosen plan really ends than the "
+    "best plan, measured in the encoder's patch features. The bound, 2·ε_plan, is the largest regret that the "
+    "theory allows.",
+    "All points must lie on or above the dashed line. A point below it would mean an error in the code or the "
+    "theory. Points far above it mean that the bound is loose. Points at the left edge have no regret: the model "
+    "chose the best plan.",
+    "The bound holds and is conservative. No start state had a margin wide enough to guarantee the choice, so "
+    "the paper uses the bound to explain errors, not to predict success.",
 )
 DECOMPOSITION = Caption(
-    "The mean of ε_plan, half the bound, as the sum of its three terms: prediction (the worst error of an "
-    "imagined end), relations (the worst distortion of a distance) and scale (latent coordinates whose "
-    "spread is not one).",
-    "Shorter is better. The longest part is where a model has most to gain.",
-    "The paper reads it as a structural decomposition, not as a predictor of planning success.",
+    "The mean of ε_plan, which is half the bound, as the sum of three terms: prediction (the largest error of a "
+    "predicted final latent), relations (the largest distortion of a distance) and scale (latent dimensions "
+    "whose standard deviation is not one).",
+    "Shorter is better. The longest part shows where the model can improve most.",
+    "The paper uses this decomposition to explain errors, not to predict planning success.",
 )
 CASES = Caption(
-    "The same start and the same goal for each method, one above the other: frames of the real environment "
-    "at the steps written above them, the goal image at the right.",
-    "The words beside a strip and the frame around its goal say how it ended: green, reached; red, not "
-    "reached. Episodes on which the methods differ are chosen first: these are illustrations, not a sample.",
-    "In its selected TwoRoom episode ATLAS goes through the door while LeWM stays behind the wall.",
+    "Each row shows one method on the same start and goal: frames from the environment, with the step above "
+    "each, and the goal image at the right.",
+    "The text at the left and the border of the goal image show the outcome: green if the goal was reached, red "
+    "if not. Episodes on which the methods differ are shown first, so these are examples, not a random sample.",
+    "In the TwoRoom episode that the paper shows, ATLAS goes through the door while LeWM stays behind the wall.",
 )
 TRAINING = Caption(
-    "The loss terms, unweighted, on a logarithmic scale: lines are training, dots are held-out clips. A "
-    "line for each run; a method appears only where its objective has the term.",
-    "Falling and then flat is a finished run; dots that leave the line upwards are overfitting. Different "
-    "objectives are different games: prediction error may be compared only with the scale of the latents in"
-    " mind.",
-    "The paper shows no curves; its objective weights are 3 for WEMReg and 0.1 for OOD-recovery.",
+    "Loss terms without their weights, on a logarithmic scale. Lines are training batches, dots are held-out "
+    "clips. There is one line per run; a method appears only if its objective has the term.",
+    "A finished run falls and then levels off. Dots that rise above the line mean overfitting. Do not compare "
+    "the prediction error of different objectives directly: their latents have different scales.",
+    "The paper shows no training curves. Its weights are 3 for WEMReg and 0.1 for OOD-recovery.",
 )
 
 
 def success(task_names: dict[str, str]) -> Caption:
     """With the paper's numbers for these tasks."""
     return Caption(
-        "Share of episodes in which the planner brought the real environment to the goal within the budget. The "
-        "start and the goal are two moments of one demonstration, “offset” steps apart. Episodes are split at the "
-        "median novelty of their demonstration, measured on true states without any model: the ID half (full bars) "
-        "stays near what training saw, the OOD half (hatched) goes where data are thin.",
-        "Longer is better. The line on a bar is ± one standard deviation. Grey is what the same "
-        "episodes give without a model: the floor, uniformly random actions, and the ceiling, the actions of the "
-        "demonstration, replayed. A method that keeps its OOD bar close to its ID bar is robust to novelty.",
-        "ATLAS is ahead of LeWM on both halves of all three tasks, most of all on TwoRoom's OOD half; DINO-WM, "
-        "whose encoder was trained on outside images, leads on TwoRoom."
+        "Percentage of episodes in which the planner reached the goal within the step budget. Start and goal are "
+        "two frames of one demonstration, “offset” steps apart. The episodes are split at the median novelty of "
+        "their demonstration, computed from true states without any model. The ID half (solid bars) stays close "
+        "to the training data, the OOD half (hatched bars) leaves it.",
+        "Longer is better. The line on a bar is ± one standard deviation. Grey bars need no model: random "
+        "actions are the floor, replaying the demonstration's actions is the ceiling. A method is robust to "
+        "novelty if its OOD bar is nearly as long as its ID bar.",
+        "ATLAS beats LeWM on both halves of all three tasks, by most on the OOD half of TwoRoom. DINO-WM, whose "
+        "encoder was pretrained on other images, is best on TwoRoom."
         + _quoted("ID / OOD success in % at offset 50", paper.ID_OOD, task_names, "{:.1f} / {:.1f}"),
     )
 
 
 def probe(task_names: dict[str, str]) -> Caption:
     return Caption(
-        "Each evaluated episode gets a novelty score: how far its last three frames lie from a bank of training "
-        "frames (mean distance to the nearest neighbours), measured in one representation of the frozen model at a "
-        "time, from shallow to deep, and once on the true state. The bar is the AUROC: the chance that a failed "
-        "episode scores higher than one that succeeded. The planner is not touched.",
-        "The oracle (grey, dashed line) says how much the failures really have to do with novelty. The aim is not "
-        "the longest bar: z, the latent that plans, should agree with the oracle. A z far below it does not notice "
-        "that it is lost; 0.5 is chance. Lines on bars are 95 % bootstrap intervals; of several runs, their span.",
-        "LeWM's signal is there in patches and CLS and washed out in z; with ATLAS z keeps it."
+        "Each evaluated episode gets a novelty score: the mean distance of its last three frames to their "
+        "nearest neighbours in a bank of training frames. The score is computed in several representations of "
+        "the frozen model, from shallow to deep, and in the true state. The bar is the AUROC: the probability "
+        "that a failed episode has a higher score than a successful one. The planner is unchanged.",
+        "The grey bar and the dashed line (oracle) show how well the novelty of the true state predicts failure. "
+        "The planning latent z should agree with the oracle; a longer bar is not always better. If z is far "
+        "below the oracle, the model does not notice unfamiliar states. 0.5 is chance. Lines on bars are 95 % "
+        "bootstrap intervals (with several runs, their range).",
+        "In LeWM, patch features and CLS predict failure, but z does not. In ATLAS, z does."
         + _quoted("AUROC of z / oracle", paper.PROBE, task_names, "{:.2f} / {:.2f}"),
     )
 
@@ -119,13 +120,13 @@ def probe(task_names: dict[str, str]) -> Caption:
 def ablation(task: str) -> str:
     known = paper.ABLATION.get(task)
     return (
-        "Success over all episodes; ± is one standard deviation over runs, or over evaluation seeds where there is "
-        "one run. Read down a column for the effect of WEMReg, along a row for that of OOD-recovery. In the "
-        "paper the full objective has the highest mean on all three tasks, by little over the better single "
-        "term: the gains overlap."
+        "Success over all episodes ± one standard deviation over runs, or over evaluation seeds if there is one "
+        "run. Compare the rows for the effect of WEMReg and the columns for that of OOD-recovery. In the paper, "
+        "the full objective has the highest mean on all three tasks, but is only slightly better than the better "
+        "single term."
         + (
-            f" The paper's cells at offset 50, in the same order: {known['lewm']:.1f} and {known['lewm+ood']:.1f}; "
-            f"{known['wemreg']:.1f} and {known['atlas']:.1f} %."
+            f" The paper's success in % at offset 50, without / with OOD-recovery: SIGReg {known['lewm']:.1f} / "
+            f"{known['lewm+ood']:.1f}, WEMReg {known['wemreg']:.1f} / {known['atlas']:.1f}."
             if known
             else ""
         )
@@ -136,8 +137,9 @@ def _quoted(
     what: str, numbers: dict[str, dict[str, tuple[float, float]]], task_names: dict[str, str], form: str
 ) -> str:
     tasks = [
-        f"{name}: " + ", ".join(f"{NAMES[method]} {form.format(*pair)}" for method, pair in numbers[task].items())
+        f"{name}: "
+        + ", ".join(f"{method_name(method)} {form.format(*pair)}" for method, pair in numbers[task].items())
         for task, name in task_names.items()
         if task in numbers
     ]
-    return f" {what}, on its own data and training: {'; '.join(tasks)}." if tasks else ""
+    return f" {what}, on the paper's own data: {'; '.join(tasks)}." if tasks else ""

@@ -1,4 +1,4 @@
-"""Films of planned episodes: strips, one method above the other, and an animation."""
+"""Films of planned episodes: one strip per method, and an animation."""
 
 import base64
 import io
@@ -24,7 +24,7 @@ from atlas_wm.report.style import BAD, GOOD, MUTED, Figure, Panel
 from atlas_wm.runs.results import EvaluationResult, film_rows, film_steps, films_path
 
 MOST_EPISODES = 6
-MOST_FRAMES, MOST_PIXELS = 20, 4096  # of a strip, and a side of each
+MOST_FRAMES, MOST_PIXELS = 20, 4096  # frames per strip, pixels per side of a frame
 INCHES_PER_FRAME = 0.98
 
 
@@ -39,9 +39,9 @@ class Strip:
 
 
 def draw_strips(axes: Axes, strips: Sequence[Strip], columns: int, label_width: float) -> None:
-    """One strip below the other in frame units: the name, the frames with their step, the goal at the right."""
-    for place, strip in enumerate(strips):
-        bottom = -1.22 * (place + 1)
+    """Draw strips in units of frames: the name, the frames with their step, the goal at the right."""
+    for index, strip in enumerate(strips):
+        bottom = -1.22 * (index + 1)
         colour = GOOD if strip.success else BAD
         outcome = f"reached in {strip.steps}" if strip.success else f"not reached in {strip.steps}"
         axes.text(-0.12, bottom + 0.62, strip.label, ha="right", va="center", fontsize=9, weight="bold")
@@ -63,17 +63,17 @@ def strips_panel(title: str, strips: Sequence[Strip]) -> Panel:
     columns = max(len(strip.frames) for strip in strips)
     label_width = 0.25 + 0.085 * max(18, *(len(strip.label) for strip in strips))  # in frames
     width = INCHES_PER_FRAME * (label_width + columns + 1.12)
-    height = INCHES_PER_FRAME * 1.22 * len(strips) + 0.35
+    height = INCHES_PER_FRAME * 1.22 * len(strips) + 0.55
     return Panel(
         title, partial(draw_strips, strips=strips, columns=columns, label_width=label_width), height, width
     )
 
 
 def cases_section(study: Study) -> Section:
-    section = Section("cases", "Episodes, side by side", "What does success or failure look like?")
+    section = Section("cases", "Episodes side by side", "What do success and failure look like?")
     section.blocks += diagnostic_notices(study, "cases")
     for task in study.tasks:
-        # One run for each group: films of several training seeds say little more.
+        # One run per group: films of more training seeds add little.
         shown = [(g, run) for g in study.of_task(task) for run in g.runs if "cases" in run.diagnostics]
         shown = [(g, run) for i, (g, run) in enumerate(shown) if g not in [other for other, _ in shown[:i]]]
         if not shown:
@@ -82,7 +82,7 @@ def cases_section(study: Study) -> Section:
             run.name: {e["row"]: e for e in run.diagnostics["cases"]["result"]["episodes"]} for _, run in shown
         }
         rows = list(dict.fromkeys(row for film in films.values() for row in film))
-        rows.sort(key=lambda row: -sum(row in film for film in films.values()))  # those that all have, first
+        rows.sort(key=lambda row: -sum(row in film for film in films.values()))  # first those of all runs
         panels = []
         for row in rows[:MOST_EPISODES]:
             here = [(g, run, films[run.name][row]) for g, run in shown if row in films[run.name]]
@@ -108,15 +108,15 @@ def _strip(label: str, episode: dict[str, Any]) -> Strip:
 
 def _image(text: str) -> np.ndarray:
     image = Image.open(io.BytesIO(base64.b64decode(text)))
-    if max(image.size) > MOST_PIXELS:  # before it is unpacked: a small file may hold a giant one
+    if max(image.size) > MOST_PIXELS:  # checked before decoding: a small file may hold a giant image
         raise ValueError(f"an image of {image.size} pixels")
     return np.asarray(image.convert("RGB"))
 
 
 def film_strips(files: Sequence[Path], path: Path, most: int = 3, columns: int = 9) -> str:
-    """The episodes that these evaluations (``RUN/evaluation/*.json``) all have a film of, as one image.
+    """Write one image of the episodes that all these evaluations (``RUN/evaluation/*.json``) have a film of.
 
-    Returns what it shows, or why there is no image.
+    Returns a line that says what it shows, or why there is no image.
     """
     found = [(EvaluationResult.read(file), read_films(file)) for file in files]
     shared = [row for row in found[0][1] if all(row in films for _, films in found)]
@@ -125,13 +125,13 @@ def film_strips(files: Sequence[Path], path: Path, most: int = 3, columns: int =
         each = "; ".join(
             f"{file}: {', '.join(map(str, films)) or 'none'}" for file, (_, films) in zip(files, found, strict=True)
         )
-        return f"no {path.name}: there is no start row that all runs were filmed from ({each})"
+        return f"no {path.name}: the films of the runs have no start row in common ({each})"
     panels = []
     for row in shared[:most]:
         strips = []
         for result, films in found:
             film = films[row]
-            record = next(e for mine in result.model.episodes.values() for e in mine if e.row == row)
+            record = next(e for episodes in result.model.episodes.values() for e in episodes if e.row == row)
             steps = film_steps(len(film) - 1, record.steps, result.film_every)
             shown = np.unique(np.linspace(0, len(film) - 2, columns).round().astype(int))
             frames = [film[i] for i in shown]
@@ -139,11 +139,11 @@ def film_strips(files: Sequence[Path], path: Path, most: int = 3, columns: int =
             strips.append(Strip(label, record.success, record.steps, [steps[i] for i in shown], frames, film[-1]))
         panels.append(strips_panel("", strips))
     Figure(path.stem, "", panels, captions.CASES, columns=1).write(path.parent)
-    return f"films {path}: {len(panels)} of the {len(shared)} episodes that all runs were filmed in"
+    return f"films {path}: {len(panels)} of the {len(shared)} episodes that were filmed in all runs"
 
 
 def read_films(file: Path) -> dict[int, np.ndarray]:
-    """The films of an evaluation by start row: (frames, H, W, 3) uint8, the goal last; none is no error."""
+    """The films of an evaluation by start row: (frames, H, W, 3) uint8, the goal last. There may be none."""
     path = films_path(file)
     if not path.exists():
         return {}
@@ -151,11 +151,11 @@ def read_films(file: Path) -> dict[int, np.ndarray]:
         with np.load(path) as stored:
             return {row: stored[name] for row, name in zip(film_rows(stored.files), stored.files, strict=True)}
     except (OSError, ValueError, EOFError, BadZipFile, zlib.error) as error:
-        raise UserError(f"{path} is damaged ({reason(error)}): delete it, and run `atlas eval` again") from error
+        raise UserError(f"{path} is damaged ({reason(error)}): delete it and run `atlas eval` again") from error
 
 
 def film_gif(file: Path, path: Path) -> str:
-    """The first filmed episode of an evaluation as an animation, the goal beside it. Returns what it is."""
+    """Write the first filmed episode as an animation with the goal at the right. Returns a line that says so."""
     film = next(iter(read_films(file).values()), None)
     if film is None:
         path.unlink(missing_ok=True)

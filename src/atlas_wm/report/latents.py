@@ -1,4 +1,4 @@
-"""The shape of the planning latent: its marginal statistics and its map."""
+"""The distribution of the planning latent: marginal statistics and principal components."""
 
 from collections.abc import Sequence
 from functools import partial
@@ -30,8 +30,8 @@ def number(value: float | None) -> str:
 def marginal_section(study: Study) -> Section:
     section = Section(
         "marginal",
-        "Is the latent still Gaussian off the beaten track?",
-        "Does the calibration hold on frames nobody demonstrated?",
+        "Marginal distribution",
+        "Is the latent still Gaussian on frames that no demonstration contains?",
     )
     section.blocks += diagnostic_notices(study, "marginal")
     panels, rows, data = [], [], []
@@ -61,7 +61,7 @@ def marginal_section(study: Study) -> Section:
                 ["Task", "Method", *STATISTICS.values(), "CvM of a Gaussian sample", "Effective rank", "Frames"],
                 rows,
                 data,
-                "Means where there are several runs.",
+                "Means if there are several runs.",
                 folded=True,
             ).without_constant("Task"),
         ]
@@ -85,13 +85,13 @@ def _draw_bars(axes: Axes, key: str, groups: Sequence[tuple[Group, list[Json]]])
 
 
 def geometry_section(study: Study) -> Section:
-    section = Section("geometry", "A map of the latent", "Do unusual states lie apart from the usual ones?")
+    section = Section("geometry", "Latent geometry", "Are unusual states separated from familiar ones?")
     section.blocks += diagnostic_notices(study, "geometry")
     panels, rows, data = [], [], []
     for task, groups in study.measured("geometry"):
         for group, results in groups:
             result = results[0]
-            name = f"{group.label}: first of them" if len(group.runs) > 1 else group.label
+            name = f"{group.label}, first run" if len(group.runs) > 1 else group.label
             panels.append(Panel(per_task(name, task, study), partial(_draw_map, result=result), 3.5))
             shares = [100 * share for share in result["explained"]]
             correlation = Estimate.of([(r["rank_correlation"], None, None) for r in results])
@@ -113,11 +113,12 @@ def geometry_section(study: Study) -> Section:
             Figure("geometry", "Planning latent, two principal components", panels, captions.GEOMETRY),
             Table(
                 "geometry",
-                "Distance from the middle of the latent cloud against novelty",
+                "Distance from the mean latent against novelty",
                 ["Task", "Method", "Rank correlation", "Variance shown", "States"],
                 rows,
                 data,
-                "Rank correlation of a state's distance from the middle, in all dimensions, with its true novelty.",
+                "Spearman rank correlation between the distance of a state's latent from the mean latent, in all "
+                "dimensions, and the novelty of the true state.",
             ).without_constant("Task"),
         ]
     return section
@@ -126,7 +127,7 @@ def geometry_section(study: Study) -> Section:
 def _draw_map(axes: Axes, result: Json) -> None:
     points = np.array(result["points"], float).reshape(-1, 2)
     novelty = np.array(result["novelty_percentile"], float)
-    order = np.argsort(novelty)  # unusual states on top
+    order = np.argsort(novelty)  # unusual states are drawn on top
     shown = axes.scatter(points[order, 0], points[order, 1], c=novelty[order], cmap=NOVELTY, vmin=0, vmax=100,
                          s=7, lw=0, alpha=0.85, rasterized=True)  # fmt: skip
     axes.set(xticks=[], yticks=[], xlabel=f"component 1 ({100 * result['explained'][0]:.0f} % of the variance)",

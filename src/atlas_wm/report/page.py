@@ -1,4 +1,4 @@
-"""The report: one page that needs no network, and every table and figure beside it as files."""
+"""The report: one page that needs no network, and a folder with every table and figure."""
 
 import os
 import shutil
@@ -26,7 +26,7 @@ from atlas_wm.runs.files import writing
 from atlas_wm.runs.folder import writable_folder
 
 GENERATOR = '<meta name="generator" content="atlas-wm">'
-# Of values that no check foresaw.
+# Raised by values that no check covers.
 ERRORS = (LookupError, TypeError, ValueError, AttributeError, OSError, ArithmeticError, RuntimeError)
 SECTIONS: list[Callable[[Study], Section]] = [
     main_section,
@@ -44,9 +44,9 @@ SECTIONS: list[Callable[[Study], Section]] = [
 
 
 def write_report(runs: Sequence[str | Path], out: str | Path | None = None) -> Path:
-    """Write the report of some runs and return its page.
+    """Write the report of these runs and return the path of its page.
 
-    ``out``: a folder; by default ``report/`` in the folder of the run, or beside the runs where there are several.
+    ``out``: folder; default: ``report/`` in the run folder, or next to the run folders if there are several.
     """
     folders = [Path(run) for run in runs]
     if not folders:
@@ -57,7 +57,7 @@ def write_report(runs: Sequence[str | Path], out: str | Path | None = None) -> P
     if not out and len(folders) == 1:
         writable_folder(folders[0], folder.name)
     with writing(folder):
-        _make_room(folder, files.values())
+        _clear(folder, files.values())
     sections = [_finish(build, study, files) for build in SECTIONS]
     page = folder / "index.html"
     page.write_text(
@@ -82,20 +82,20 @@ def default_folder(folders: Sequence[Path]) -> Path:
     return (common.relative_to(here) if common.is_relative_to(here) else common) / "report"
 
 
-def _make_room(folder: Path, places: Iterable[Path]) -> None:
-    """Remove what an earlier report left, which may no longer be true; nothing that is not a report's."""
+def _clear(folder: Path, subfolders: Iterable[Path]) -> None:
+    """Delete the files of an earlier report, and nothing else."""
     page = folder / "index.html"
     if page.exists():
         if GENERATOR not in page.read_text(errors="replace"):
-            raise UserError(f"{page} is there and is not a report: choose another --out")
-        for place in places:
-            shutil.rmtree(place, ignore_errors=True)
-    for place in places:
-        place.mkdir(parents=True, exist_ok=True)
+            raise UserError(f"{page} exists and is not a report: choose another --out")
+        for subfolder in subfolders:
+            shutil.rmtree(subfolder, ignore_errors=True)
+    for subfolder in subfolders:
+        subfolder.mkdir(parents=True, exist_ok=True)
 
 
 def _finish(build: Callable[[Study], Section], study: Study, files: dict[Any, Path]) -> dict[str, Any]:
-    """A section, drawn, with its files written. Runs whose files cannot be drawn are named and left out."""
+    """Draw a section and write its files. Runs whose files cannot be drawn are left out and listed."""
     left_out: list[Notice] = []
     try:
         section, panels = _draw(build, study)
@@ -126,7 +126,7 @@ def _draw(build: Callable[[Study], Section], study: Study) -> tuple[Section, lis
 
 
 def _problem(build: Callable[[Study], Section], run: Run) -> str:
-    """Why the files of this run alone cannot be drawn, if so."""
+    """Why the files of this run cannot be drawn; empty if they can."""
     try:
         _draw(build, Study([run]))
     except ERRORS as error:

@@ -1,4 +1,4 @@
-"""A table of the report: in the page as it reads, as CSV with plain numbers, as LaTeX with booktabs."""
+"""A table of the report: as HTML, as CSV with plain numbers, as LaTeX with booktabs."""
 
 import csv
 from collections.abc import Container, Sequence
@@ -34,26 +34,26 @@ LATEX = {
 
 @dataclass(frozen=True)
 class Table:
-    name: str  # of its files
+    name: str  # file name
     title: str
     header: Sequence[str]
     rows: Sequence[Sequence[str]]
-    data: Sequence[dict[str, Any]] = field(default_factory=list)  # for the CSV; else the cells as they read
+    data: Sequence[dict[str, Any]] = field(default_factory=list)  # for the CSV; default: the cells
     note: str = ""
-    folded: bool = False  # in the page, behind a click
-    best: Container[tuple[int, str]] = ()  # (row, column) of cells in bold
+    folded: bool = False  # collapsed in the page
+    best: Container[tuple[int, str]] = ()  # (row, column) of bold cells
 
     def without_constant(self, *columns: str) -> "Table":
-        """A column that says the same in every row goes into the note."""
-        said, header, rows = [], list(self.header), [list(row) for row in self.rows]
+        """Move columns with the same value in every row into the note."""
+        constants, header, rows = [], list(self.header), [list(row) for row in self.rows]
         for column in columns:
-            place = header.index(column)
-            if len({row[place] for row in rows}) == 1:
-                said.append(f"{column}: {rows[0][place]}.")
-                header.pop(place)
+            index = header.index(column)
+            if len({row[index] for row in rows}) == 1:
+                constants.append(f"{column}: {rows[0][index]}.")
+                header.pop(index)
                 for row in rows:
-                    row.pop(place)
-        return replace(self, header=header, rows=rows, note=" ".join([*said, self.note]))
+                    row.pop(index)
+        return replace(self, header=header, rows=rows, note=" ".join([*constants, self.note]))
 
     def write(self, folder: Path) -> None:
         records = list(self.data) or [dict(zip(self.header, row, strict=True)) for row in self.rows]

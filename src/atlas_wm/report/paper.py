@@ -1,4 +1,4 @@
-"""What the paper found, in its own numbers: quoted beside ours, never mixed with them."""
+"""Numbers from the paper, quoted in captions and never mixed with measured ones."""
 
 # Success in percent at goal offset 50, mean over five evaluation seeds.
 ID_OOD: dict[str, dict[str, tuple[float, float]]] = {

@@ -1,4 +1,4 @@
-"""What planning rests on: rollout error, relational distortion, and the bound made of them."""
+"""Rollout error, relational distortion, and the planning bound that combines them."""
 
 from collections.abc import Sequence
 from functools import partial
@@ -32,13 +32,11 @@ Measured = Sequence[tuple[Group, list[Json]]]
 DISTORTIONS = {"rmse": "Root mean square", "percentile_95": "95th percentile", "maximum": "Maximum"}
 TERMS = {"prediction": "prediction", "relational": "relations", "scale": "scale"}
 
-IN_BRACKETS = "In brackets the 95 % interval over queries; of several runs the lowest and the highest of them."
+IN_BRACKETS = "Brackets: 95 % bootstrap interval over queries; with several runs, the lowest and the highest."
 
 
 def rollout_section(study: Study) -> Section:
-    section = Section(
-        "rollout", "How far can it imagine?", "How fast does an imagined future drift from the real one?"
-    )
+    section = Section("rollout", "Rollout error", "How fast do predictions drift from what really happens?")
     section.blocks += diagnostic_notices(study, "rollout")
     panels, rows, data = [], [], []
     for task, groups in study.measured("rollout"):
@@ -95,7 +93,7 @@ def _draw_curves(axes: Axes, groups: Measured) -> None:
 
 
 def direct_labels(axes: Axes, ends: Sequence[tuple[float, float, Group]]) -> None:
-    """Names beside the ends of lines, moved apart where the ends are close."""
+    """Label the ends of lines, moved apart if they are close."""
     low, high = axes.get_ylim()
     gap, floor = (high - low) * 0.075, -np.inf
     for value, _, group in sorted(ends, key=lambda end: end[0]):
@@ -108,8 +106,8 @@ def direct_labels(axes: Axes, ends: Sequence[tuple[float, float, Group]]) -> Non
 def relational_section(study: Study) -> Section:
     section = Section(
         "relational",
-        "Are distances kept?",
-        "How far do distances of the latent differ from those of the encoder's patch features?",
+        "Relational distortion",
+        "How much do distances in the latent differ from those in the encoder's patch features?",
     )
     section.blocks += diagnostic_notices(study, "relational")
     panels, rows, data = [], [], []
@@ -163,8 +161,8 @@ def _draw_distortion(axes: Axes, key: str, groups: Measured) -> None:
 def regret_section(study: Study) -> Section:
     section = Section(
         "regret",
-        "Bound and regret",
-        "How much worse than the best candidate is the chosen one, and what does the theory promise?",
+        "Planning bound and regret",
+        "How much worse than the best candidate is the chosen one, and what does the theory guarantee?",
     )
     section.blocks += diagnostic_notices(study, "regret")
     scatters, parts, rows, data = [], [], [], []
@@ -177,7 +175,7 @@ def regret_section(study: Study) -> Section:
             )
             scatters.append(Panel(per_task(group.label, task, study), draw, 3.2))
             row = _regret_row(results)
-            shares = [row[key] for key in ("prediction", "relational", "scale")]
+            shares = [row[term] for term in TERMS]
             rows.append(
                 [
                     task_name(task),
@@ -196,7 +194,7 @@ def regret_section(study: Study) -> Section:
     if scatters:
         section.blocks += [
             Figure("regret", "Bound against regret", scatters, captions.REGRET),
-            Figure("decomposition", "What the bound is made of", parts, captions.DECOMPOSITION, 3),
+            Figure("decomposition", "Terms of the bound", parts, captions.DECOMPOSITION, 3),
             Table(
                 "regret",
                 "Regret, bound and its terms",
@@ -210,8 +208,8 @@ def regret_section(study: Study) -> Section:
                 ],
                 rows,
                 data,
-                "Means over queries (and over runs). Guaranteed: queries whose margin is wide enough for the "
-                "theory to promise the right choice.",
+                "Means over queries (and runs). Guaranteed: queries whose margin is wide enough for the theory to "
+                "guarantee the best choice.",
                 folded=True,
             ).without_constant("Task"),
         ]
@@ -264,21 +262,21 @@ def _draw_scatter(axes: Axes, group: Group, results: Sequence[Json], reach: tupl
 
 def _draw_terms(axes: Axes, groups: Measured) -> None:
     totals = []
-    for place, (group, results) in enumerate(groups):
+    for index, (group, results) in enumerate(groups):
         row, left = _regret_row(results), 0.0
-        axes.annotate(group.label, (0, -place), (1, 9), textcoords="offset points", va="bottom", fontsize=9)
+        axes.annotate(group.label, (0, -index), (1, 9), textcoords="offset points", va="bottom", fontsize=9)
         for term in TERMS:
             value = row[term]
             if value is not None:
-                axes.barh(-place, value, 0.44, left=left, color=TERM_COLOURS[term])
-                axes.annotate(f"{value:.2f}", (left + value / 2, -place), ha="center", va="center", fontsize=8,
+                axes.barh(-index, value, 0.44, left=left, color=TERM_COLOURS[term])
+                axes.annotate(f"{value:.2f}", (left + value / 2, -index), ha="center", va="center", fontsize=8,
                               color=TERM_TEXT, gid=f"{value}")  # fmt: skip
                 left += value
         total = "sum not available" if None in (row[term] for term in TERMS) else f"{left:.2f}"
-        axes.annotate(total, (left, -place), (5, 0), textcoords="offset points", va="center", fontsize=9)
+        axes.annotate(total, (left, -index), (5, 0), textcoords="offset points", va="center", fontsize=9)
         totals.append(left)
     reach = max(totals, default=1.0) or 1.0
-    for text in [t for t in axes.texts if t.get_gid()]:  # no room for the number
+    for text in [t for t in axes.texts if t.get_gid()]:  # the part is too short for its number
         if float(str(text.get_gid())) < 0.09 * reach:
             text.remove()
     axes.set(
@@ -289,5 +287,5 @@ def _draw_terms(axes: Axes, groups: Measured) -> None:
     )
     axes.grid(axis="y", visible=False)
     axes.spines["left"].set_visible(False)
-    keys = [Patch(color=TERM_COLOURS[term], label=words) for term, words in TERMS.items()]
+    keys = [Patch(color=TERM_COLOURS[term], label=label) for term, label in TERMS.items()]
     axes.legend(handles=keys, loc="upper center", bbox_to_anchor=(0.5, -0.28), ncols=3, fontsize=9)

@@ -1,4 +1,4 @@
-"""Does novelty foretell failure? AUROC for each representation, beside the true state's."""
+"""Does novelty predict failure? AUROC for each representation and for the true state."""
 
 from collections.abc import Iterable, Sequence
 from functools import partial
@@ -12,14 +12,14 @@ from atlas_wm.report.runs import Group, Json, Study
 from atlas_wm.report.section import Section, diagnostic_notices, per_task
 from atlas_wm.report.style import ALPHAS, MUTED, Bar, Estimate, Figure, Panel, bars, bars_height
 
-WORDS = {"patch": "mean patch", "cls": "CLS", "z": "planning latent z", "oracle": "true state (oracle)"}
+LABELS = {"patch": "mean patch", "cls": "CLS", "z": "planning latent z", "oracle": "true state (oracle)"}
 
 
 def probe_section(study: Study) -> Section:
     section = Section(
         "probe",
-        "Does the latent know when it is lost?",
-        "Does unfamiliarity, seen by each representation, foretell failure?",
+        "Failure probe",
+        "Does novelty predict failure, and in which representation of the model?",
     )
     section.blocks += diagnostic_notices(study, "probe")
     panels, rows, data = [], [], []
@@ -44,7 +44,11 @@ def probe_section(study: Study) -> Section:
     if panels:
         section.blocks += [
             Figure(
-                "probe", "Novelty against failure, by representation", panels, captions.probe(study.task_names), 4
+                "probe",
+                "AUROC of novelty for failure, by representation",
+                panels,
+                captions.probe(study.task_names),
+                4,
             ),
             Table(
                 "probe",
@@ -52,18 +56,18 @@ def probe_section(study: Study) -> Section:
                 ["Task", "Method", *columns, "Failures"],
                 rows,
                 data,
-                "In brackets a 95 % bootstrap interval over episodes; of several runs the lowest and the "
-                "highest of them around their mean. Chance is 0.5.",
+                "Brackets: 95 % bootstrap interval over episodes; with several runs, the lowest and the highest. "
+                "Chance is 0.5.",
             ).without_constant("Task"),
         ]
     return section
 
 
 def representations(results: Iterable[Json]) -> list[str]:
-    """All of them, from shallow to deep, the true state last."""
+    """Names in the order of depth, the true state last."""
     found = dict.fromkeys(name for result in results for name in result["representations"])
-    blocks = sorted((n for n in found if n not in WORDS), key=lambda n: int(n[1:]) if n[1:].isdigit() else 0)
-    return [*blocks, *(name for name in WORDS if name in found)]
+    blocks = sorted((n for n in found if n not in LABELS), key=lambda n: int(n[1:]) if n[1:].isdigit() else 0)
+    return [*blocks, *(name for name in LABELS if name in found)]
 
 
 def _has(results: Sequence[Json], name: str) -> bool:
@@ -79,7 +83,7 @@ def _draw(axes: Axes, group: Group, named: dict[str, Estimate | None]) -> None:
     oracle = named.get("oracle")
     rows = [
         Bar(
-            f"CLS after block {name[1:]}" if name not in WORDS else WORDS[name],
+            f"CLS after block {name[1:]}" if name not in LABELS else LABELS[name],
             estimate,
             MUTED if name == "oracle" else group.colour,
             ALPHAS[min(group.variant, 2)] * (1 if name in ("z", "oracle") else 0.5),

@@ -1,4 +1,4 @@
-"""What runs left on disk: JSON and CSV in, runs and groups of runs out. Damaged files are named, not fatal."""
+"""Read the files of runs: JSON and CSV in, runs and groups of runs out. Damaged files are listed, not fatal."""
 
 import csv
 import json
@@ -10,25 +10,16 @@ from pathlib import Path
 from types import NoneType
 from typing import Any
 
+from atlas_wm.diagnose.catalog import DIAGNOSTICS
 from atlas_wm.errors import UserError, reason, short
-from atlas_wm.report.naming import method_name, task_name
-from atlas_wm.report.style import OTHER_COLOURS, method_colour
+from atlas_wm.report.naming import method_colour, method_name, task_name
+from atlas_wm.report.style import OTHER_COLOURS
 from atlas_wm.runs.files import MOST_JSON, MOST_SETTINGS, read_json
 from atlas_wm.runs.folder import CONFIG, METRICS
-from atlas_wm.runs.results import FOLDER, Chosen, EvaluationResult, most_complete
+from atlas_wm.runs.results import FOLDER, EvaluationResult, SelectedEvaluation, most_complete
 
 Json = dict[str, Any]
-# What a file must hold to be drawn.
-DIAGNOSTICS: dict[str, tuple[str, ...]] = {
-    "probe": ("representations", "episodes", "failures"),
-    "marginal": ("frames", "mean_norm", "covariance_error", "cvm", "cvm_whitened", "cvm_null"),
-    "rollout": ("horizons", "median", "low", "high"),
-    "relational": ("rmse", "percentile_95", "maximum"),
-    "regret": ("bound", "regret", "means", "guaranteed"),
-    "geometry": ("points", "novelty_percentile", "explained", "rank_correlation"),
-    "cases": ("episodes",),
-}
-MOST_NAMES, MOST_NAME, MOST_NUMBER = 2000, 200, 2.0**64  # of one object, of its characters, seeds included
+MOST_NAMES, MOST_NAME, MOST_NUMBER = 2000, 200, 2.0**64  # names per object, characters per name, magnitude
 
 
 @dataclass
@@ -36,8 +27,8 @@ class Run:
     folder: Path
     config: Json
     metrics: dict[str, tuple[list[float], list[float]]]  # column → (steps, values)
-    evaluations: dict[str, Chosen]  # by the name of the condition
-    diagnostics: dict[str, Json]  # by what they measure
+    evaluations: dict[str, SelectedEvaluation]  # by condition
+    diagnostics: dict[str, Json]  # by name
 
     @property
     def name(self) -> str:
@@ -65,12 +56,12 @@ class Run:
 
 @dataclass
 class Group:
-    """Runs that differ in nothing but their training seed: shown as one, a mean over them."""
+    """Runs that differ only in their training seed. The report shows their mean."""
 
     runs: list[Run]
     label: str
     colour: str
-    variant: int = 0  # of several groups with the same method and task
+    variant: int = 0  # index among groups with the same method and task
 
     @property
     def task(self) -> str:
@@ -86,28 +77,28 @@ class Group:
 
 @dataclass
 class Study:
-    """All runs of a report and what was wrong with their files."""
+    """All runs of a report, and problems with their files."""
 
     runs: list[Run]
     problems: list[str] = field(default_factory=list)
 
     @cached_property
     def groups(self) -> list[Group]:
-        alike: dict[str, list[Run]] = {}
+        by_settings: dict[str, list[Run]] = {}
         for run in self.runs:
-            alike.setdefault(_apart_from_seed(run), []).append(run)
+            by_settings.setdefault(_apart_from_seed(run), []).append(run)
         groups: list[Group] = []
         others = iter(OTHER_COLOURS * len(self.runs))
         colours = {m: method_colour(m) or next(others) for m in dict.fromkeys(run.method for run in self.runs)}
-        for runs in alike.values():
+        for runs in by_settings.values():
             method, task = runs[0].method, runs[0].task
-            rivals = [r for r in alike.values() if (r[0].method, r[0].task) == (method, task)]
+            variants = [r for r in by_settings.values() if (r[0].method, r[0].task) == (method, task)]
             label = method_name(method)
-            if len(rivals) > 1:
+            if len(variants) > 1:
                 label += f", {runs[0].name}"
             if len(runs) > 1:
                 label += f" ({len(runs)} runs)"
-            groups.append(Group(runs, label, colours[method], rivals.index(runs)))
+            groups.append(Group(runs, label, colours[method], variants.index(runs)))
         return groups
 
     @property
@@ -122,7 +113,7 @@ class Study:
         return [group for group in self.groups if group.task == task]
 
     def measured(self, what: str) -> Iterator[tuple[str, list[tuple[Group, list[Json]]]]]:
-        """Task by task, the groups with results of a diagnostic."""
+        """Each task with the groups that have results of a diagnostic."""
         for task in self.tasks:
             groups = [(group, results) for group in self.of_task(task) if (results := group.results(what))]
             if groups:
@@ -135,11 +126,11 @@ def _apart_from_seed(run: Run) -> str:
 
 
 def read_study(folders: Sequence[Path]) -> Study:
-    """Every run that can be read; at least one must be."""
-    study, chosen = Study([]), list[list[Chosen]]()
+    """All runs that can be read; at least one must be readable."""
+    study, selected = Study([]), list[list[SelectedEvaluation]]()
     for folder in dict.fromkeys(folders):
         if not folder.is_dir():
-            raise UserError(f"there is no run folder {folder}")
+            raise UserError(f"there is no run folder {folder}: check the path")
         config = _read(folder / CONFIG, _check_config, study.problems, MOST_SETTINGS)
         if config is None:
             continue
@@ -152,10 +143,10 @@ def read_study(folders: Sequence[Path]) -> Study:
                 _read_all(folder / "diagnostics", _check_diagnostic, study.problems),
             )
         )
-        chosen.append(most_complete(_read_results(folder / FOLDER, study.problems)))
+        selected.append(most_complete(_read_results(folder / FOLDER, study.problems)))
     if not study.runs:
         raise UserError("no run could be read: " + "; ".join(study.problems))
-    _name_conditions(study.runs, chosen)
+    _name_conditions(study.runs, selected)
     return study
 
 
@@ -171,10 +162,10 @@ def _read_results(folder: Path, problems: list[str]) -> dict[str, EvaluationResu
     return found
 
 
-def _name_conditions(runs: Sequence[Run], chosen: Sequence[Sequence[Chosen]]) -> None:
-    """Each run on its own data is one condition, as long as none was evaluated on other data: then each dataset is
-    a condition of its own. Another task than the run's is one too."""
-    both = [(run, one) for run, mine in zip(runs, chosen, strict=True) for one in mine]
+def _name_conditions(runs: Sequence[Run], selected: Sequence[Sequence[SelectedEvaluation]]) -> None:
+    """Evaluations with the same protocol share a condition. If a run was evaluated on other data than its training
+    data, each dataset is its own condition; so is each task."""
+    both = [(run, one) for run, mine in zip(runs, selected, strict=True) for one in mine]
     elsewhere = {(run.task, one.result.condition) for run, one in both if one.result.data.hash != run.data_hash}
     for run, one in both:
         result, name = one.result, one.result.condition
@@ -193,7 +184,7 @@ def _read_all(folder: Path, check: Callable[[Path, Json], None], problems: list[
 def _read(
     path: Path, check: Callable[[Path, Json], None], problems: list[str], most: int = MOST_JSON
 ) -> Json | None:
-    """The file, or None and a line that names what is wrong with it."""
+    """The content of the file, or None and a line in ``problems``."""
     try:
         data = read_json(path, most)
         _check_modest(path, data)
@@ -201,7 +192,7 @@ def _read(
     except UserError as error:
         problems.append(str(error))
     except (KeyError, TypeError, AttributeError, ValueError) as error:
-        problems.append(f"{path} is not as expected: {type(error).__name__} {reason(error)}")
+        problems.append(f"{path} has unexpected content: {type(error).__name__} {reason(error)}")
     else:
         return dict(data)
     return None
@@ -213,16 +204,16 @@ def _need(path: Path, data: Json, keys: Sequence[str]) -> None:
 
 
 def _check_modest(path: Path, data: Any) -> None:
-    """Nothing in it asks for an image without end: few names, short ones, and numbers of this world."""
-    left = [data]
-    while left:
-        value = left.pop()
+    """Refuse content that would make a figure huge: too many or too long names, or extreme numbers."""
+    stack = [data]
+    while stack:
+        value = stack.pop()
         if isinstance(value, dict):
             if len(value) > MOST_NAMES or any(len(name) > MOST_NAME for name in value):
-                raise UserError(f"{path} has more, or longer, names than any file that atlas-wm writes")
-            left += value.values()
+                raise UserError(f"{path} has more or longer names than any file that atlas-wm writes")
+            stack += value.values()
         elif isinstance(value, list):
-            left += value
+            stack += value
         elif isinstance(value, (int, float)) and not abs(value) < MOST_NUMBER:
             raise UserError(f"{path} has a number that cannot be drawn: {short(value)}")
 
@@ -231,7 +222,7 @@ def _expect(path: Path, data: Json, kind: Any, *keys: str) -> None:
     _need(path, data, keys)
     for key in keys:
         if not isinstance(data[key], kind) or (kind is not dict and isinstance(data[key], bool)):
-            raise UserError(f"{path}: {key} is not as expected: {short(data[key])}")
+            raise UserError(f"{path}: {key} has an unexpected value: {short(data[key])}")
 
 
 def _check_config(path: Path, data: Json) -> None:
@@ -243,24 +234,25 @@ def _check_config(path: Path, data: Json) -> None:
 
 
 def _check_diagnostic(path: Path, data: Json) -> None:
-    if path.stem in DIAGNOSTICS:
+    keys = {str(name): diagnostic.keys for name, diagnostic in DIAGNOSTICS.items()}.get(path.stem)
+    if keys is not None:
         _need(path, data, ("result", "queries"))
         _expect(path, data, dict, "result")
-        _need(path, data["result"], DIAGNOSTICS[path.stem])
+        _need(path, data["result"], keys)
 
 
 def _read_metrics(path: Path, problems: list[str]) -> dict[str, tuple[list[float], list[float]]]:
     try:
         return read_metrics(path)
     except FileNotFoundError:
-        return {}  # the section on training says so
+        return {}  # the training section reports it
     except (OSError, ValueError, KeyError, TypeError, csv.Error) as error:
         problems.append(f"{path} cannot be read: {reason(error)}")
         return {}
 
 
 def read_metrics(path: Path) -> dict[str, tuple[list[float], list[float]]]:
-    """Column → (steps, values), without the empty cells and without columns that are all empty."""
+    """Column → (steps, values), without empty cells and empty columns."""
     if path.stat().st_size > MOST_JSON:
         raise ValueError(f"it is larger than {MOST_JSON:,} bytes")
     with path.open() as file:
@@ -275,6 +267,6 @@ def read_metrics(path: Path) -> dict[str, tuple[list[float], list[float]]]:
 
 
 def _finite(cell: str) -> float:
-    """As training writes it: a loss that is not finite is drawn as a gap."""
+    """A loss that is not finite becomes NaN, which is drawn as a gap."""
     value = float(cell)
     return value if abs(value) < MOST_NUMBER else math.nan

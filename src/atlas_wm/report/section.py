@@ -1,4 +1,4 @@
-"""A section of the report, and what every section on a diagnostic says about missing and unlike files."""
+"""A section of the report, and the notices about missing and differing files."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -12,7 +12,7 @@ from atlas_wm.report.style import Figure
 
 @dataclass(frozen=True)
 class Notice:
-    """``missing``: not measured, with the command that would. ``warning``: take care. ``note``: from a file."""
+    """``missing``: not measured, with the command that measures it. ``warning``. ``note``: from a file."""
 
     kind: Literal["missing", "warning", "note"]
     text: str
@@ -32,13 +32,13 @@ def names(runs: Sequence[Run]) -> str:
 
 
 def diagnostic_notices(study: Study, what: str) -> list[Notice]:
-    """Which runs lack it, which were asked other questions, and what the files note."""
+    """Runs without this diagnostic, runs with other queries or settings, and notes from the files."""
     notices = []
     without = [run for run in study.runs if what not in run.diagnostics]
     damaged = [run for run in without if (run.folder / "diagnostics" / f"{what}.json").exists()]
     for runs, state, flag in (
         ([run for run in without if run not in damaged], "Not measured", ""),
-        (damaged, "Measured, but the file is damaged", " --fresh"),
+        (damaged, "The file is damaged", " --fresh"),
     ):
         if runs:
             command = f"atlas diagnose {' '.join(str(run.folder) for run in runs)} --what {what}{flag}"
@@ -46,11 +46,9 @@ def diagnostic_notices(study: Study, what: str) -> list[Notice]:
     for task in study.tasks:
         runs = [run for run in study.runs if run.task == task and what in run.diagnostics]
         for key, why in (("queries", "different queries"), ("settings", "different settings")):
-            if unlike := unlike_values(runs, [_asked(run.diagnostics[what], key) for run in runs]):
+            if different := differing_values(runs, [_comparable(run.diagnostics[what], key) for run in runs]):
                 notices.append(
-                    Notice(
-                        "warning", f"{task_name(task)}: measured with {why}, not comparable as it stands: {unlike}."
-                    )
+                    Notice("warning", f"{task_name(task)}: measured with {why}, so not comparable: {different}.")
                 )
     for run in study.runs:
         if what not in run.diagnostics:
@@ -60,13 +58,13 @@ def diagnostic_notices(study: Study, what: str) -> list[Notice]:
         measured_on = (run.diagnostics[what].get("run") or {}).get("data")
         if measured_on and run.data_hash and measured_on != run.data_hash:
             notices.append(
-                Notice("warning", f"{run.name}: measured with dataset {measured_on}, trained on {run.data_hash}.")
+                Notice("warning", f"{run.name}: measured on dataset {measured_on}, trained on {run.data_hash}.")
             )
     return notices
 
 
-def _asked(file: Json, key: str) -> object:
-    """The queries or the settings of a result, without what belongs to its run alone."""
+def _comparable(file: Json, key: str) -> object:
+    """The queries or the settings of a result, without those that belong to one run."""
     if key == "settings":
         return {name: value for name, value in (file.get(key) or {}).items() if name not in ("evaluation", "rows")}
     return file.get(key)
@@ -77,23 +75,22 @@ def data_warnings(study: Study) -> list[Notice]:
     warnings = []
     for task in study.tasks:
         runs = [run for run in study.runs if run.task == task]
-        if unlike := unlike_values(runs, [run.data_hash for run in runs]):
-            warnings.append(
-                Notice("warning", f"{task_name(task)}: trained on different datasets, compare with care: {unlike}.")
-            )
+        if different := differing_values(runs, [run.data_hash for run in runs]):
+            text = f"{task_name(task)}: trained on different datasets, so compare with care: {different}."
+            warnings.append(Notice("warning", text))
     return warnings
 
 
-def unlike_values(runs: Sequence[Run], values: Sequence[object]) -> str:
-    """``a, b: x; c: y`` where the values are not all the same, else nothing."""
+def differing_values(runs: Sequence[Run], values: Sequence[object]) -> str:
+    """``a, b: x; c: y`` if the values differ, else an empty string."""
     by_value: dict[str, list[Run]] = {}
     for run, value in zip(runs, values, strict=True):
         by_value.setdefault("none" if value is None else str(value), []).append(run)
     if len(by_value) < 2:
         return ""
-    return "; ".join(f"{names(mine)}: {value}" for value, mine in by_value.items())
+    return "; ".join(f"{names(group)}: {value}" for value, group in by_value.items())
 
 
 def per_task(title: str, task: str, study: Study) -> str:
-    """The title of a panel; names the task where the report has several."""
+    """The title of a panel, with the task if the report has several."""
     return f"{task_name(task)}: {title}" if len(study.tasks) > 1 else title

@@ -1,4 +1,4 @@
-"""How the report looks: names and colours of the methods, panels, and their way into files and into the page."""
+"""The style of the report: colours, bars, panels, and figures as files and as inline SVG."""
 
 import io
 import re
@@ -17,24 +17,15 @@ from matplotlib.colors import LinearSegmentedColormap
 from matplotlib.figure import Figure as Canvas
 
 from atlas_wm.report.captions import Caption
+from atlas_wm.report.naming import METHODS
 
-# Okabe and Ito's colours, told apart with any colour vision; blues have WEMReg, oranges SIGReg.
-COLOURS = {
-    "atlas": "#0072b2",
-    "wemreg": "#56b4e9",
-    "lewm": "#d55e00",
-    "lewm+ood": "#e69f00",
-    "pldm": "#009e73",
-    "dino-wm": "#cc79a7",
-    "fast-wm": "#8f8f1f",
-}
-OTHER_COLOURS = ["#8a63d2", "#44aa99", "#a6761d", "#c0506a"]  # methods of the user's own
+OTHER_COLOURS = ["#8a63d2", "#44aa99", "#a6761d", "#c0506a"]  # for the user's own methods
 TERM_COLOURS = {"prediction": "#77aadd", "relational": "#eedd88", "scale": "#ffaabb"}
-TERM_TEXT = "#111111"  # on them, whatever the theme
+TERM_TEXT = "#111111"  # on these colours, in both themes
 GOOD, BAD = "#1a8f5f", "#d0433b"
 NOVELTY = LinearSegmentedColormap.from_list("novelty", ["#2c7fb8", "#9aa0a6", "#d95f02"])
 
-# Ink that follows the theme of the page: in the inline figures these become CSS variables.
+# Colours that follow the theme of the page: in inline figures they become CSS variables.
 INK, MUTED, LINE, PAPER = "#1c2024", "#6a717b", "#d9dce1", "#fffffe"
 THEMED = {
     INK: "var(--ink)",
@@ -43,14 +34,14 @@ THEMED = {
     PAPER: "var(--paper)",
     GOOD: "var(--good)",
     BAD: "var(--bad)",
-    COLOURS["atlas"]: "var(--blue)",  # the one method colour too dark for a dark page
+    METHODS["atlas"].colour: "var(--blue)",  # the only method colour that is too dark for a dark page
 }
 CLEAR: Any = {
     "facecolor": PAPER,
     "edgecolor": "none",
     "pad": 0.8,
     "alpha": 0.85,
-}  # around text that lines may cross
+}  # behind text that lines may cross
 
 STYLE: Any = {  # for matplotlib.rc_context
     "font.size": 9,
@@ -74,23 +65,19 @@ STYLE: Any = {  # for matplotlib.rc_context
     "ytick.labelcolor": MUTED,
     "legend.frameon": False,
     "lines.linewidth": 1.8,
-    "svg.fonttype": "none",  # text stays text: it takes the page's font and can be searched
-    "svg.hashsalt": "atlas-wm",  # the same figure gives the same file
+    "svg.fonttype": "none",  # text stays text: it uses the page's font and can be searched
+    "svg.hashsalt": "atlas-wm",  # the same figure always gives the same file
     "figure.facecolor": "none",
     "axes.facecolor": "none",
     "savefig.facecolor": "none",
 }
-PANEL_WIDTH = 3.5  # inches: a telephone's width
-ALPHAS, DASHES = (1.0, 0.55, 0.3), ("-", "--", ":")  # of several groups with the same method
-
-
-def method_colour(method: str) -> str | None:
-    return COLOURS.get(method)
+PANEL_WIDTH = 3.5  # inches: the width of a phone
+ALPHAS, DASHES = (1.0, 0.55, 0.3), ("-", "--", ":")  # for several groups of one method
 
 
 @dataclass(frozen=True)
 class Estimate:
-    """A number with its interval; of several runs their mean, and the lowest and highest of them."""
+    """A number with its interval. Of several runs: their mean, the lowest and the highest."""
 
     value: float
     low: float | None = None
@@ -99,7 +86,7 @@ class Estimate:
 
     @classmethod
     def of(cls, entries: Sequence[tuple[float | None, float | None, float | None]]) -> "Estimate | None":
-        """From (value, low, high) of each run; None where no run has a value."""
+        """From (value, low, high) of each run; None if no run has a value."""
         known = [e for e in entries if e[0] is not None]
         values = [float(e[0]) for e in known if e[0] is not None]
         if not values:
@@ -116,7 +103,7 @@ class Estimate:
 
 @dataclass(frozen=True)
 class Panel:
-    """One pair of axes. Alone in the page, where panels flow, and side by side in the files."""
+    """One pair of axes: separate in the page, where panels reflow, and side by side in the files."""
 
     title: str
     draw: Callable[[Axes], None]
@@ -134,7 +121,7 @@ class Bar:
     estimate: Estimate | None
     colour: str
     alpha: float = 1.0
-    text: str | None = None  # instead of the estimate's own
+    text: str | None = None  # replaces the estimate's text
     hatched: bool = False
 
 
@@ -143,15 +130,15 @@ def bars_height(count: int) -> float:
 
 
 def bars(axes: Axes, rows: Sequence[Bar], *, reference: tuple[float, str] | None = None, top: float = 0.0) -> None:
-    """Lying bars with the name above and the number behind each: no label can be cut off.
+    """Horizontal bars with the name above and the number to the right, so that no label is cut off.
 
-    ``reference``: a dashed line and its words. ``top``: the axis reaches at least this far.
+    ``reference``: position and label of a dashed line. ``top``: the axis extends at least to this value.
     """
     ends = [e.high if e.high is not None else e.value for b in rows if (e := b.estimate)]
     lows = [e.low if e.low is not None else e.value for b in rows if (e := b.estimate)]
     reach = max([top, *ends, *([reference[0]] if reference else [])], default=1.0) or 1.0
-    for place, bar in enumerate(rows):
-        y = -float(place)
+    for index, bar in enumerate(rows):
+        y = -float(index)
         axes.annotate(bar.label, (0, y), (1, 8), textcoords="offset points", va="bottom", fontsize=9, bbox=CLEAR)
         if bar.estimate is None:
             axes.annotate(bar.text or "not available", (0, y), (3, 0), textcoords="offset points", va="center",
@@ -161,7 +148,7 @@ def bars(axes: Axes, rows: Sequence[Bar], *, reference: tuple[float, str] | None
         axes.barh(y, e.value, 0.4, color=bar.colour, alpha=bar.alpha, hatch="////" if bar.hatched else None,
                   edgecolor=bar.colour if bar.hatched else "none", fill=not bar.hatched, lw=1)  # fmt: skip
         if e.low is not None and e.high is not None and e.high > e.low:
-            for colour, width in ((PAPER, 3.2), (INK, 1.3)):  # with a rim, to be seen on its bar
+            for colour, width in ((PAPER, 3.2), (INK, 1.3)):  # with an outline, so that it shows on the bar
                 axes.plot([e.low, e.high], [y, y], color=colour, lw=width, solid_capstyle="butt")
         end = max(e.value, e.high if e.high is not None else e.value, 0)
         axes.annotate(bar.text or f"{e.value:.2f}", (end, y), (5, 0), textcoords="offset points", va="center",
@@ -177,25 +164,25 @@ def bars(axes: Axes, rows: Sequence[Bar], *, reference: tuple[float, str] | None
 
 @dataclass(frozen=True)
 class Figure:
-    name: str  # of its files
+    name: str  # file name
     title: str
     panels: list[Panel]
     caption: Caption
-    columns: int = 4  # at most, in the files
+    columns: int = 4  # maximum in the files
     notes: list[str] = field(default_factory=list)
 
     def write(self, folder: Path) -> None:
-        """NAME.png and NAME.svg: all panels on one sheet, dark ink on white."""
+        """Write NAME.png and NAME.svg: all panels in one image, dark on white."""
         columns = min(self.columns, len(self.panels))
         rows = -(-len(self.panels) // columns)
         size = (columns * max(p.width for p in self.panels), rows * max(p.height for p in self.panels))
         with matplotlib.rc_context(STYLE):
             canvas, axes = plt.subplots(rows, columns, figsize=size, squeeze=False)
             canvas.set_layout_engine("constrained", w_pad=0.12, h_pad=0.12)
-            for place, panel in zip(axes.flat, self.panels, strict=False):
-                panel.on(place)
-            for place in axes.flat[len(self.panels) :]:
-                place.axis("off")
+            for ax, panel in zip(axes.flat, self.panels, strict=False):
+                panel.on(ax)
+            for ax in axes.flat[len(self.panels) :]:
+                ax.axis("off")
             for ending in ("png", "svg"):
                 canvas.savefig(
                     folder / f"{self.name}.{ending}", dpi=160, facecolor="white", metadata=_undated(ending)
@@ -204,7 +191,7 @@ class Figure:
 
     @property
     def inline(self) -> list[str]:
-        """Each panel as an SVG for the page, in the colours of its theme."""
+        """Each panel as an SVG for the page, in the colours of the page's theme."""
         drawn = []
         for panel in self.panels:
             with matplotlib.rc_context(STYLE):
@@ -225,13 +212,13 @@ def themed(text: str) -> str:
     return text
 
 
-def inline_svg(canvas: Canvas, words: str) -> str:
-    """Without the XML header and names that would repeat within the page; ``words`` for those who cannot see it."""
+def inline_svg(canvas: Canvas, label: str) -> str:
+    """SVG without the XML header and without ids, which would repeat within the page. label: for screen readers."""
     buffer = io.StringIO()
     canvas.savefig(buffer, format="svg", dpi=160, metadata={"Date": None})
     text = buffer.getvalue()
     text = re.sub(r"<metadata>.*?</metadata>", "", text[text.index("<svg") :], flags=re.DOTALL)
     text = re.sub(r'<g id="[^"]*"', "<g", text)
     text = themed(text)
-    words = words.replace("&", "and").replace('"', "'").replace("<", "under ").replace(">", "over ")
-    return text.replace("<svg ", f'<svg role="img" aria-label="{words}" ', 1)
+    label = label.replace("&", "and").replace('"', "'").replace("<", "under ").replace(">", "over ")
+    return text.replace("<svg ", f'<svg role="img" aria-label="{label}" ', 1)

@@ -1,4 +1,4 @@
-"""Success: the ID/OOD bars and table, the 2×2 ablation, and the sentences at the top of the page."""
+"""Success: the ID/OOD bars and table, the 2×2 ablation, and the summary at the top of the page."""
 
 import json
 from collections.abc import Iterator, Sequence
@@ -9,13 +9,13 @@ from typing import Any, Literal
 from matplotlib.axes import Axes
 
 from atlas_wm.report import captions
-from atlas_wm.report.naming import NAMES, RANDOM, REPLAY, file_name, task_name
+from atlas_wm.report.naming import RANDOM, REPLAY, file_name, method_name, task_name
 from atlas_wm.report.page_table import Table
 from atlas_wm.report.runs import Group, Run, Study
-from atlas_wm.report.section import Notice, Section, names, per_task, unlike_values
+from atlas_wm.report.section import Notice, Section, differing_values, names, per_task
 from atlas_wm.report.style import ALPHAS, MUTED, Bar, Estimate, Figure, Panel, bars, bars_height
 from atlas_wm.report.table import HALVES, rate, references, success_row
-from atlas_wm.runs.results import Chosen, EvaluationResult, PolicyResult
+from atlas_wm.runs.results import EvaluationResult, PolicyResult, SelectedEvaluation
 
 REFERENCES = (RANDOM, REPLAY)
 ARMS = {"SIGReg": ("lewm", "lewm+ood"), "WEMReg": ("wemreg", "atlas")}  # without and with OOD-recovery
@@ -24,7 +24,7 @@ Policy = tuple[str, str, float, list[PolicyResult]]  # label, colour, alpha, res
 
 
 def main_section(study: Study) -> Section:
-    section = Section("success", "Success in the environment", "How often does the planner reach its goal image?")
+    section = Section("success", "Success in the environment", "How often does the planner reach the goal?")
     section.blocks += _notices(study)
     panels: list[Panel] = []
     rows: list[list[str]] = []
@@ -33,9 +33,9 @@ def main_section(study: Study) -> Section:
     for task in study.tasks:
         for condition in _conditions(study, task):
             policies = _policies(study.of_task(task), condition)
-            title = per_task(words(study, task, condition), task, study)
+            title = per_task(condition_text(study, task, condition), task, study)
             panels.append(Panel(title, partial(_draw, policies=policies), bars_height(2 * len(policies)) + 0.3))
-            records = [success_row(label, words(study, task, condition), r) for label, _, _, r in policies]
+            records = [success_row(label, condition_text(study, task, condition), r) for label, _, _, r in policies]
             for column, key in (
                 ("Success, %", "success"),
                 ("ID half, %", "success_id"),
@@ -52,9 +52,7 @@ def main_section(study: Study) -> Section:
             data += [{"task": task, **record} for record in records]
     if panels:
         section.blocks += [
-            Figure(
-                "success", "Success on familiar and unusual episodes", panels, captions.success(study.task_names), 3
-            )
+            Figure("success", "Success on the ID and OOD halves", panels, captions.success(study.task_names), 3)
         ]
         section.blocks += [_table(rows, data, best)]
     return section
@@ -64,11 +62,11 @@ def _draw(axes: Axes, policies: Sequence[Policy]) -> None:
     rows = []
     for label, colour, alpha, results in policies:
         for half, name in HALVES.items():
-            middle, spread = rate(results, half)
+            average, spread = rate(results, half)
             text, estimate = None, None
-            if middle is not None:
-                text = f"{middle:.1f}" + ("" if spread is None else f" ± {spread:.1f}")
-                estimate = Estimate(middle, *((middle - spread, middle + spread) if spread is not None else ()))
+            if average is not None:
+                text = f"{average:.1f}" + ("" if spread is None else f" ± {spread:.1f}")
+                estimate = Estimate(average, *((average - spread, average + spread) if spread is not None else ()))
             rows.append(Bar(f"{label} · {name}", estimate, colour, alpha, text, hatched=half == "ood"))
     bars(axes, rows, top=100)
     axes.set(xticks=[0, 25, 50, 75, 100], xlabel="success, %")
@@ -98,26 +96,26 @@ def _conditions(study: Study, task: str) -> list[str]:
 
 
 def primary(study: Study, task: str) -> str | None:
-    """The condition that the summary and the ablation speak of: the paper's offset 50, else the farthest goal."""
+    """The condition of the summary and the ablation: the paper's offset 50, else the largest offset."""
 
     def weight(condition: str) -> tuple[bool, bool, int, int, int]:
         found = _evaluated(study, task, condition)
-        own = not any(_besides(run, result) for run, result in found)
+        own = not any(_suffix(run, result) for run, result in found)
         protocol = found[0][1].protocol
         return protocol.offset == 50, own, protocol.offset, len(found), found[0][1].model.count
 
     return max(_conditions(study, task), key=weight, default=None)
 
 
-def _besides(run: Run, result: EvaluationResult) -> str:
-    return result.besides(run.data_hash or result.data.hash)
+def _suffix(run: Run, result: EvaluationResult) -> str:
+    return result.condition_suffix(run.data_hash or result.data.hash)
 
 
-def words(study: Study, task: str, condition: str) -> str:
+def condition_text(study: Study, task: str, condition: str) -> str:
     found = _evaluated(study, task, condition)
     protocol = found[0][1].protocol
-    besides = max((_besides(run, result) for run, result in found), key=len)
-    return f"offset {protocol.offset}, budget {protocol.budget}, {PARTS[protocol.part]}{besides}"
+    suffix = max((_suffix(run, result) for run, result in found), key=len)
+    return f"offset {protocol.offset}, budget {protocol.budget}, {PARTS[protocol.part]}{suffix}"
 
 
 def _cells(record: dict[str, Any]) -> list[str]:
@@ -145,9 +143,9 @@ def _table(rows: list[list[str]], data: list[dict[str, Any]], best: set[tuple[in
         [*header, "Solved at start, %"],
         rows,
         data,
-        "Mean ± standard deviation; the highest mean of a condition is bold. "
-        "“Solved at start”: episodes whose first state already counts as success; they are part of the success "
-        "rates unless the condition says otherwise.",
+        "Mean ± standard deviation; the highest mean of each condition is bold. "
+        "Solved at start: episodes whose first state already counts as success. The success rates include them "
+        "unless the condition says otherwise.",
         best=best,
     ).without_constant("Task", "± over")
 
@@ -164,35 +162,35 @@ def _notices(study: Study) -> list[Notice]:
             without = [r for r in study.runs if r.task == task and r.evaluations and condition not in r.evaluations]
             if without:
                 notices.append(
-                    Notice("note", f"{words(study, task, condition)}: not measured for {names(without)}.")
+                    Notice("note", f"{condition_text(study, task, condition)}: not measured for {names(without)}.")
                 )
             for run, result in found:
                 notices += [
-                    Notice(kind, f"{words(study, task, condition)}: {text}")
+                    Notice(kind, f"{condition_text(study, task, condition)}: {text}")
                     for kind, text in _remarks(run, result, run.evaluations[condition])
                 ]
             for what, key in (("episodes", _episodes_of), ("planner settings", _plan_of)):
-                if unlike := unlike_values(runs, [key(result) for _, result in found]):
-                    where = f"{task_name(task)}, {words(study, task, condition)}"
-                    text = f"{where}: evaluated with different {what}, not comparable as it stands: {unlike}."
+                if different := differing_values(runs, [key(result) for _, result in found]):
+                    where = f"{task_name(task)}, {condition_text(study, task, condition)}"
+                    text = f"{where}: evaluated with different {what}, so not comparable: {different}."
                     notices.append(Notice("warning", text))
     return notices
 
 
 def _remarks(
-    run: Run, result: EvaluationResult, chosen: Chosen
+    run: Run, result: EvaluationResult, selected: SelectedEvaluation
 ) -> Iterator[tuple[Literal["warning", "note"], str]]:
     if result.model.errors:
-        errors = f"{result.model.errors} episodes of {run.name} ended with an error of the environment"
+        errors = f"{result.model.errors} episodes of {run.name} ended with an environment error"
         yield "warning", f"{errors} and count as failed."
-    if chosen.others:
-        shown = f"the most complete is shown, {chosen.name}.json ({result.words})"
-        others = ", ".join(f"{name}.json" for name in chosen.others)
-        yield "note", f"{run.name} has {1 + len(chosen.others)} evaluations; {shown}. Not shown: {others}."
+    if selected.others:
+        shown = f"the page shows the most complete, {selected.name}.json ({result.summary})"
+        others = ", ".join(f"{name}.json" for name in selected.others)
+        yield "note", f"{run.name} has {1 + len(selected.others)} evaluations; {shown}. Not shown: {others}."
     if run.data_hash and result.novelty_bank.data != run.data_hash:
         yield (
             "warning",
-            f"the ID and OOD halves of {run.name} are told by the evaluated data, not the training data.",
+            f"the ID and OOD halves of {run.name} compare with the evaluated data, not with the training data.",
         )
 
 
@@ -208,7 +206,7 @@ def _plan_of(result: EvaluationResult) -> str:
 
 def ablation_section(study: Study) -> Section:
     section = Section(
-        "ablation", "Two terms, four arms", "Which of ATLAS's two additions helps: WEMReg, OOD-recovery, or both?"
+        "ablation", "Ablation", "Which of ATLAS's two loss terms helps: WEMReg, OOD-recovery, or both?"
     )
     arms = [arm for pair in ARMS.values() for arm in pair]
     for task in study.tasks:
@@ -216,9 +214,7 @@ def ablation_section(study: Study) -> Section:
         present = {g.method for g in study.of_task(task) if g.method in arms}
         if condition is None or len(present) < 2:
             lacking = [arm for arm in arms if arm not in present]
-            text = (
-                f"{task_name(task)}: needs evaluated runs of two of the four arms; not here: {', '.join(lacking)}."
-            )
+            text = f"{task_name(task)}: needs two of four methods, evaluated. Missing: {', '.join(lacking)}."
             section.blocks.append(
                 Notice("missing", text, f"atlas train {task} --method {lacking[0]}" if lacking else "")
             )
@@ -236,18 +232,18 @@ def _two_by_two(study: Study, task: str, condition: str) -> Table:
     def cell(arm: str) -> str:
         texts = []
         for label, _, _, results in policies.get(arm, []):
-            middle, spread = rate(results)
+            average, spread = rate(results)
             data.append({"task": task, "condition": condition, "arm": arm, "runs": label,
-                         "success_percent": middle, "std": spread})  # fmt: skip
-            share = "not available" if middle is None else f"{middle:.1f} %"
+                         "success_percent": average, "std": spread})  # fmt: skip
+            share = "not available" if average is None else f"{average:.1f} %"
             texts.append(f"{label}: {share}" + ("" if spread is None else f" ± {spread:.1f}"))
-        return "; ".join(texts) or f"{NAMES[arm]}: not measured"
+        return "; ".join(texts) or f"{method_name(arm)}: not measured"
 
     rows = [[regulariser, *map(cell, pair)] for regulariser, pair in ARMS.items()]
     return Table(
         f"ablation-{file_name(task)}",
-        f"{task_name(task)}, {words(study, task, condition)}",
-        ["Latents held to a Gaussian by", "without OOD-recovery", "with OOD-recovery"],
+        f"{task_name(task)}, {condition_text(study, task, condition)}",
+        ["Gaussian regulariser", "without OOD-recovery", "with OOD-recovery"],
         rows,
         data,
         captions.ablation(task),
@@ -255,7 +251,7 @@ def _two_by_two(study: Study, task: str, condition: str) -> Table:
 
 
 def headlines(study: Study) -> list[dict[str, Any]]:
-    """For each task, what came out at its primary condition: the policies, best first."""
+    """The summary of each task: success at its primary condition, best policy first."""
     found = []
     for task in study.tasks:
         condition = primary(study, task)
@@ -263,12 +259,12 @@ def headlines(study: Study) -> list[dict[str, Any]]:
             continue
         policies = _policies(study.of_task(task), condition)
         lines: list[dict[str, Any]] = [
-            {"label": label, "colour": colour, "mean": middle, "std": spread, "reference": label in REFERENCES,
+            {"label": label, "colour": colour, "mean": average, "std": spread, "reference": label in REFERENCES,
              "id": rate(results, "id")[0], "ood": rate(results, "ood")[0],
              "runs": len(results), "seeds": len(results[0].success_by_seed)}
             for label, colour, _, results in policies
-            for middle, spread in [rate(results)]
-            if middle is not None
+            for average, spread in [rate(results)]
+            if average is not None
         ]  # fmt: skip
         lines.sort(key=lambda line: (line["reference"], -line["mean"]))
         solved = policies[0][3][0].solved_at_start
@@ -276,7 +272,7 @@ def headlines(study: Study) -> list[dict[str, Any]]:
             {
                 "lead": _lead([line for line in lines if not line["reference"]]),
                 "task": task_name(task),
-                "condition": words(study, task, condition),
+                "condition": condition_text(study, task, condition),
                 "lines": lines,
                 "solved": solved,
             }
@@ -285,13 +281,13 @@ def headlines(study: Study) -> list[dict[str, Any]]:
 
 
 def _lead(lines: Sequence[dict[str, Any]]) -> str:
-    """The first against the second, and whether the spread would cover the difference."""
+    """The lead of the best method, compared with the standard deviations."""
     if len(lines) < 2:
         return ""
     first, second = lines[:2]
     lead = f"{first['label']} is {first['mean'] - second['mean']:.1f} points ahead of {second['label']}"
     spreads = [line["std"] for line in (first, second) if line["std"] is not None]
     if not spreads:
-        return f"{lead}; with one run and one seed each, nothing says how much of that is chance."
+        return f"{lead}. With one run and one seed each, this may be chance."
     inside = first["mean"] - second["mean"] <= max(spreads)
-    return f"{lead}, {'within' if inside else 'more than'} one standard deviation of either."
+    return f"{lead}, {'less' if inside else 'more'} than one standard deviation of either."

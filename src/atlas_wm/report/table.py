@@ -21,9 +21,9 @@ def condition(report: EvaluationResult) -> str:
 
 
 def success_rows(reports: Sequence[EvaluationResult]) -> list[dict[str, Any]]:
-    """A row for each policy and condition: success over all runs and evaluation seeds, in percent.
+    """One row per policy and condition: success over all runs and evaluation seeds, in percent.
 
-    The spread is over runs where there are several (training seeds), else over evaluation seeds.
+    The standard deviation is over runs (training seeds) if there are several, else over evaluation seeds.
     """
     rows: list[dict[str, Any]] = []
     for where in dict.fromkeys(condition(r) for r in reports):
@@ -37,7 +37,7 @@ def success_rows(reports: Sequence[EvaluationResult]) -> list[dict[str, Any]]:
 
 
 def references(reports: Sequence[EvaluationResult]) -> dict[str, PolicyResult]:
-    """The floor and the ceiling of one condition, where they were measured: the same episodes for every run."""
+    """The floor and the ceiling of one condition, if measured; all runs have the same episodes."""
     known = {
         RANDOM: [r.random for r in reports if r.random is not None],
         REPLAY: [r.replay for r in reports if r.replay is not None],
@@ -46,7 +46,7 @@ def references(reports: Sequence[EvaluationResult]) -> dict[str, PolicyResult]:
 
 
 def rate(results: Sequence[PolicyResult], half: Half = "") -> tuple[float | None, float | None]:
-    """Success in percent and its spread, of all episodes or of a half: over runs, or over seeds of one run."""
+    """Mean and standard deviation of success in percent, of all episodes or of a half: over runs, or over seeds."""
     several = [r.rates(half).mean for r in results]
     rates = [v for v in (several if len(results) > 1 else results[0].rates(half).by_seed.values()) if v is not None]
     return (mean(rates) if rates else None), (pstdev(rates) if len(rates) > 1 else None)
@@ -80,7 +80,7 @@ def _round(value: float | None, digits: int = 2) -> float | None:
 
 
 def _cells(rows: Sequence[dict[str, Any]]) -> tuple[list[str], list[list[str]]]:
-    """A line for each policy, with its number of episodes; a column for each condition."""
+    """One line per policy, with its number of episodes; one column per condition."""
     conditions = list(dict.fromkeys(r["condition"] for r in rows))
     found = {(r["policy"], r["condition"]): r for r in rows}
     lines = []
@@ -101,7 +101,7 @@ def _cells(rows: Sequence[dict[str, Any]]) -> tuple[list[str], list[list[str]]]:
 
 
 def markdown(rows: Sequence[dict[str, Any]]) -> str:
-    """Of :func:`success_rows`, or of the same rows read from a CSV file."""
+    """A table of :func:`success_rows`, or of the same rows read from a CSV file."""
     header, lines = _cells(rows)
     text = ["| " + " | ".join(header) + " |", "|" + "---|" * len(header)]
     return "\n".join(text + ["| " + " | ".join(line) + " |" for line in lines]) + "\n"
@@ -121,8 +121,9 @@ def print_results(reports: Sequence[EvaluationResult]) -> None:
     console = Console()
     console.print(table)
     if errors := sum(result.errors for r in reports for result in r.policies.values()):
-        console.print(f"{errors} episodes ended with an error of the environment (field error of their records):")
-        console.print("they count as failed.")
+        console.print(
+            f"{errors} episodes ended with an environment error (see their field `error`) and count as failed."
+        )
 
 
 def write_csv(reports: Sequence[EvaluationResult], path: Path) -> None:

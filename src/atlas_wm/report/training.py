@@ -1,4 +1,4 @@
-"""How the runs were trained: curves, and the settings that made them."""
+"""Training curves, and the settings of the runs."""
 
 import json
 from collections.abc import Sequence
@@ -30,7 +30,7 @@ NOT_TERMS = {"step", "epoch", "total", "lr", "grad_norm", "clips_per_second"}
 
 
 def training_section(study: Study) -> Section:
-    section = Section("training", "Training", "Did the runs converge, and on what?")
+    section = Section("training", "Training", "Did training converge?")
     without = [run for run in study.runs if not run.metrics]
     if without:
         section.blocks.append(Notice("missing", f"No {METRICS} to draw: {names(without)}."))
@@ -59,9 +59,9 @@ def curve_panels(study: Study) -> list[Panel]:
 def _draw_curves(axes: Axes, term: str, groups: Sequence[Group]) -> None:
     positive = True
     for group in groups:
-        for place, run in enumerate(run for run in group.runs if term in run.metrics):
+        for index, run in enumerate(run for run in group.runs if term in run.metrics):
             steps, values = run.metrics[term]
-            label = group.label if place == 0 else None
+            label = group.label if index == 0 else None
             axes.plot(
                 steps, values, DASHES[min(group.variant, 2)], color=group.colour, lw=1.2, label=label, alpha=0.9
             )
@@ -96,13 +96,13 @@ def _final_values(study: Study) -> Table:
         ["Run", *(TERMS.get(term, term) for term in terms)],
         rows,
         data,
-        "Training / held-out clips, unweighted. – where a method has no such term.",
+        "Training / held-out clips, without weights. –: the method has no such term.",
         folded=True,
     )
 
 
 def settings_section(study: Study) -> Section:
-    section = Section("settings", "Settings and provenance", "What exactly was run?")
+    section = Section("settings", "Settings and provenance", "With which settings, data and versions?")
     facts = {run.name: _facts(run) for run in study.runs}
     every = {run.name: _flat(run.config) for run in study.runs}
     section.blocks += [
@@ -116,14 +116,14 @@ def settings_section(study: Study) -> Section:
 
 
 def _by_run(name: str, columns: dict[str, Json], title: str = "") -> list[Table]:
-    """What differs between runs, a column for each, and what does not."""
+    """Two tables: settings that differ, with one column per run, and settings that are the same."""
     keys = list(dict.fromkeys(key for facts in columns.values() for key in facts))
     texts = {key: [_text(facts.get(key)) for facts in columns.values()] for key in keys}
-    unlike = [[key, *cells] for key, cells in texts.items() if len(set(cells)) > 1]
-    alike = [[key, cells[0]] for key, cells in texts.items() if len(set(cells)) == 1]
+    different = [[key, *cells] for key, cells in texts.items() if len(set(cells)) > 1]
+    same = [[key, cells[0]] for key, cells in texts.items() if len(set(cells)) == 1]
     tables = [
-        Table(f"{name}-by-run", f"{title}what differs".capitalize(), ["", *columns], unlike),
-        Table(f"{name}-shared", f"{title}the same in all runs".capitalize(), ["", "every run"], alike),
+        Table(f"{name}-by-run", f"{title}what differs".capitalize(), ["", *columns], different),
+        Table(f"{name}-shared", f"{title}the same in all runs".capitalize(), ["", "all runs"], same),
     ]
     return [table for table in tables if table.rows]
 
@@ -146,18 +146,18 @@ def _facts(run: Run) -> Json:
         "training seed": run.seed,
         "loss weights": ", ".join(f"{name} {value:g}" for name, value in weights.items()),
         "steps": f"{run.metrics['total'][0][-1]:.0f}" if "total" in run.metrics else train.get("steps"),
-        "batch, rate": f"{train.get('batch')}, {train.get('lr')}",
-        "image, latent": f"{model['encoder'].get('image_size')} px, {model.get('latent')} numbers",
+        "batch size, learning rate": f"{train.get('batch')}, {train.get('lr')}",
+        "image, latent size": f"{model['encoder'].get('image_size')} px, {model.get('latent')}",
         "planner": f"CEM {plan.get('candidates')} × {plan.get('iterations')}, horizon {plan.get('horizon')}",
         "dataset": data.get("hash"),
         "episodes, rows": f"{data.get('episodes')}, {data.get('rows')}" if data else None,
-        "clips: training, held out": f"{data.get('training_clips')}, {data.get('validation_clips')}"
+        "clips: training, held-out": f"{data.get('training_clips')}, {data.get('validation_clips')}"
         if data
         else None,
         "split": train.get("split"),
         "trained on": run.config.get("device"),
         "clips/s": f"{median(speeds):,.0f}" if speeds else None,
-        "seconds a plan": ", ".join(f"{seconds:.3g}" for seconds in planning if seconds is not None) or None,
+        "seconds per plan": ", ".join(f"{seconds:.3g}" for seconds in planning if seconds is not None) or None,
         "evaluated on": ", ".join(dict.fromkeys(r.device for r in reports)) or None,
         "evaluation seeds": "; ".join(dict.fromkeys(", ".join(map(str, r.protocol.seeds)) for r in reports))
         or None,
@@ -179,5 +179,5 @@ def _flat(data: Json, prefix: str = "") -> Json:
 
 
 def training_curves(runs: Sequence[Path], path: Path) -> None:
-    """The curves alone, as one image."""
+    """Write the training curves as one image."""
     Figure(path.stem, "", curve_panels(read_study(runs)), captions.TRAINING).write(path.parent)

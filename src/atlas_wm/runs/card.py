@@ -13,7 +13,14 @@ from atlas_wm.config import RunInfo
 from atlas_wm.errors import UserError, reason
 from atlas_wm.runs.files import write_atomically
 from atlas_wm.runs.folder import WEIGHTS, read_run
-from atlas_wm.runs.results import POLICIES, Chosen, EvaluationResult, PolicyResult, most_complete, read_results
+from atlas_wm.runs.results import (
+    POLICIES,
+    EvaluationResult,
+    PolicyResult,
+    SelectedEvaluation,
+    most_complete,
+    read_results,
+)
 
 CARD = "README.md"
 UNKNOWN = "unknown"  # the hub's word for a licence that nobody stated
@@ -53,18 +60,18 @@ def model_card(
     """The text of a card.
 
     results: evaluations by file name. repo_id: repository on the hub; None for a folder. licence: LICENSE_FIELDS.
-    The card names only the last part of the data path: the rest says something about a machine.
+    The card names only the last part of the data path: the rest may reveal details of a machine.
     """
     model, train, data = info.config.model, info.config.train, info.data
     name = f"{info.method} on {info.task}"
-    chosen = most_complete(results or {})
+    selected = most_complete(results or {})
     header = ModelCardData(
         **({"license": UNKNOWN} | dict(licence or {})),
         library_name="atlas-wm",
         pipeline_tag="robotics",
         tags=["world-model", "planning"],
         model_name=name,
-        eval_results=[_eval_result(one, info) for one in chosen if one.result.model.success_mean is not None],
+        eval_results=[_eval_result(one, info) for one in selected if one.result.model.success_mean is not None],
     )
     length = f"{train.steps:,} steps" if train.steps else f"{train.epochs} epochs"
     weights = ", ".join(f"{term} {weight:g}" for term, weight in info.config.objective.weights.items())
@@ -77,7 +84,7 @@ def model_card(
 
 A latent world model that plans to a goal image, written by atlas-wm {info.atlas_wm} (recipe `{info.recipe}`):
 {parameters / 1e6:.2f} M parameters, {model.encoder.image_size}×{model.encoder.image_size} pixels,
-{info.action_size} action dimensions, {model.frameskip} actions per model step.
+{info.action_size} action coordinates, {model.frameskip} actions per model step.
 
 ```python
 from atlas_wm import Planner, load_model
@@ -99,7 +106,7 @@ every setting.
 
 ## Results
 
-{_results(chosen, len(results or {}), info)}
+{_results(selected, len(results or {}), info)}
 ## Versions
 
 {", ".join(f"{package} {number}" for package, number in info.versions.items())}
@@ -111,13 +118,13 @@ every setting.
 
 
 def _condition(result: EvaluationResult, info: RunInfo) -> str:
-    protocol = result.protocol
-    return f"{protocol.part}, offset {protocol.offset}, budget {protocol.budget}{result.besides(info.data.hash)}"
+    protocol, suffix = result.protocol, result.condition_suffix(info.data.hash)
+    return f"{protocol.part}, offset {protocol.offset}, budget {protocol.budget}{suffix}"
 
 
-def _eval_result(chosen: Chosen, info: RunInfo) -> EvalResult:
+def _eval_result(selected: SelectedEvaluation, info: RunInfo) -> EvalResult:
     """One line of the hub's leaderboard metadata."""
-    result = chosen.result
+    result = selected.result
     return EvalResult(
         task_type="robotics",
         dataset_type=result.task,
@@ -130,25 +137,25 @@ def _eval_result(chosen: Chosen, info: RunInfo) -> EvalResult:
     )
 
 
-def _results(chosen: list[Chosen], files: int, info: RunInfo) -> str:
-    if not chosen:
+def _results(selected: list[SelectedEvaluation], files: int, info: RunInfo) -> str:
+    if not selected:
         return "Not evaluated yet: `atlas eval` adds a table here.\n"
     header = "| episodes | condition | success | random actions | replayed actions | file in `evaluation/` |\n"
     note = (
         "Success in percent, ± standard deviation over evaluation seeds. The files hold every setting and episode."
     )
-    if others := files - len(chosen):
+    if others := files - len(selected):
         note += (
             " The table shows the most complete evaluation of each condition (most episodes, then the newest); "
             f"{others} other{'s are' if others > 1 else ' is'} in the folder."
         )
-    return f"{header}|---|---|---|---|---|---|\n{''.join(_row(one, info) for one in chosen)}\n{note}\n"
+    return f"{header}|---|---|---|---|---|---|\n{''.join(_row(one, info) for one in selected)}\n{note}\n"
 
 
-def _row(chosen: Chosen, info: RunInfo) -> str:
-    result = chosen.result
+def _row(selected: SelectedEvaluation, info: RunInfo) -> str:
+    result = selected.result
     success, floor, ceiling = (_percent(result.policies.get(name)) for name in POLICIES)
-    file = f"`{chosen.name}.json`" + (f" (of {1 + len(chosen.others)})" if chosen.others else "")
+    file = f"`{selected.name}.json`" + (f" (of {1 + len(selected.others)})" if selected.others else "")
     return f"| {result.model.count} | {_condition(result, info)} | {success} | {floor} | {ceiling} | {file} |\n"
 
 

@@ -1,4 +1,4 @@
-"""Files that are whole or absent: atomic writes, JSON that is checked, one writer at a time."""
+"""Atomic writes, checked JSON, and locks: a file is complete or absent."""
 
 import errno
 import json
@@ -16,15 +16,15 @@ from torch import Tensor
 
 from atlas_wm.errors import UserError, reason
 
-MOST_JSON, MOST_SETTINGS = 64 << 20, 1 << 20  # bytes of a file of results, of one with settings
+MOST_JSON, MOST_SETTINGS = 64 << 20, 1 << 20  # bytes of a file with results, of a file with settings
 LOCK = "lock"
 
 
 @contextmanager
 def write_atomically(path: Path) -> Iterator[Path]:
-    """All of it or nothing: a place beside the target to write to, renamed over it when the block ends well.
+    """Yield a temporary path in the same folder, and rename it to ``path`` if the block succeeds.
 
-    The place has a name that nobody else writes to: of several writers the last one to end stays.
+    The temporary name is unique: with several writers, the last one to finish wins.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f"{path.name}.{token_hex(8)}.tmp")
@@ -38,7 +38,7 @@ def write_atomically(path: Path) -> Iterator[Path]:
 
 
 def sync(path: Path) -> None:
-    """A file's content, or a folder's names, reach the disk before anything else happens."""
+    """Flush a file's content, or a folder's entries, to the disk."""
     opened = os.open(path, os.O_RDONLY)
     try:
         os.fsync(opened)
@@ -47,7 +47,7 @@ def sync(path: Path) -> None:
 
 
 def write_tensors(path: Path, tensors: dict[str, Tensor]) -> None:
-    """A .safetensors file with the permissions of every other file, which save_file does not give it."""
+    """Write a .safetensors file with the usual permissions, which save_file does not set."""
     with write_atomically(path) as temporary:
         temporary.write_bytes(save(tensors))
 
@@ -58,12 +58,12 @@ def write_json(path: Path, data: Any, indent: int | None = 2) -> None:
 
 
 def read_json(path: Path, most: int = MOST_JSON) -> Any:
-    """A file of at most ``most`` bytes. NaN and infinity, which JSON does not have, are refused."""
+    """Read a file of at most ``most`` bytes. NaN and infinity, which JSON does not have, are refused."""
     try:
         with path.open("rb") as file:
             text = file.read(most + 1)
         if len(text) > most:
-            raise UserError(f"{path} is larger than {most:,} bytes: this is no file that atlas-wm wrote")
+            raise UserError(f"{path} is larger than {most:,} bytes: atlas-wm writes no such file")
         return json.loads(text, parse_constant=_refuse_constant)
     except FileNotFoundError:
         raise UserError(f"{path} is missing") from None
@@ -74,18 +74,18 @@ def read_json(path: Path, most: int = MOST_JSON) -> Any:
 
 
 def _refuse_constant(name: str) -> None:
-    raise ValueError(f"{name} is not a number that JSON has")
+    raise ValueError(f"{name} is not valid JSON")
 
 
 @contextmanager
 def writing(folder: Path, afterwards: str = "") -> Iterator[None]:
-    """What the file system refuses, a full disk or a read-only folder, becomes one line."""
+    """Turn errors of the file system, such as a full disk or a read-only folder, into a UserError."""
     try:
         yield
     except (OSError, SafetensorError) as error:
         why = os.strerror(error.errno) if isinstance(error, OSError) and error.errno else str(error)
         full = any(os.strerror(code) in why for code in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG))
-        remedy = "free some space" if full else "make it writable, or choose another place"
+        remedy = "free some space" if full else "make it writable, or choose another folder"
         raise UserError(f"{folder} cannot be written ({why}): {remedy}{afterwards}") from error
 
 
@@ -94,27 +94,27 @@ saving = partial(writing, afterwards="; then run the same command again to resum
 
 @contextmanager
 def locked(staging: Path, done: str) -> Iterator[None]:
-    """A staging folder, made where there is none, for one process at a time. done: what that process does to it."""
+    """Create a staging folder if needed and lock it for one process. done: what that process does, for errors."""
     staging.mkdir(parents=True, exist_ok=True)
     with (staging / LOCK).open("a+") as lock:
-        _take(lock, staging, done)
+        _acquire(lock, staging, done)
         yield
 
 
-def _take(lock: IO[str], staging: Path, done: str) -> None:
-    """The lock ends with the process, however that ends, and other processes that it starts do not inherit it."""
+def _acquire(lock: IO[str], staging: Path, done: str) -> None:
+    """The system releases the lock when the process ends, however it ends; child processes do not inherit it."""
     import fcntl
 
     try:
         fcntl.lockf(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except (BlockingIOError, PermissionError):  # as POSIX has it for a lock that is held
+    except (BlockingIOError, PermissionError):  # POSIX: the lock is held
         lock.seek(0)
         raise UserError(
             f"{staging} is being {done} by process {lock.read().strip() or 'unknown'}: wait for it, or choose "
             f"another --out"
         ) from None
-    held = os.fstat(lock.fileno())
-    if not (staging / LOCK).exists() or not os.path.samestat(held, (staging / LOCK).stat()):  # finished just now
+    own = os.fstat(lock.fileno())
+    if not (staging / LOCK).exists() or not os.path.samestat(own, (staging / LOCK).stat()):  # finished just now
         raise UserError(f"{staging} was finished by another process: choose another --out")
     lock.truncate(0)
     lock.write(f"{os.getpid()}\n")

@@ -4,15 +4,15 @@
     model.safetensors   weights
     terms.safetensors   parameters of your own loss terms, if they have any; no command reads them
     normalizer.json     action standardisation
-    bank.safetensors    latents of training frames, for novelty; a run may go without
-    states.safetensors  some of the states it was trained on, for the ID/OOD split; a run may go without
+    bank.safetensors    latents of training frames, for novelty (optional)
+    states.safetensors  a sample of the training states, for the ID/OOD split (optional)
     README.md           model card
     metrics.csv, tensorboard/, evaluation/*.json
-    weights/            of other steps: the best validation, every train.save_every
-    checkpoints/        only while it is trained
+    weights/            weights of other steps: best validation loss, every train.save_every steps
+    checkpoints/        only during training
 
-A folder is built under a name that ends in ``.partial`` and renamed when it is whole: under its own name it
-is complete or absent.
+A folder is built under a name that ends in ``.partial`` and renamed when complete: under its own name it is
+complete or absent.
 """
 
 import re
@@ -34,7 +34,7 @@ from atlas_wm.normalizer import Normalizer
 from atlas_wm.runs.files import LOCK, MOST_JSON, MOST_SETTINGS, locked, read_json, saving, sync, write_json, writing
 from atlas_wm.settings import from_dict, to_dict
 
-SPACE = 1 << 20  # bytes that there must be room for
+SPACE = 1 << 20  # bytes that must be free
 CONFIG, WEIGHTS, NORMALIZER, METRICS = "config.json", "model.safetensors", "normalizer.json", "metrics.csv"
 BANK = "bank.safetensors"
 TERMS = "terms.safetensors"
@@ -44,9 +44,9 @@ OTHER_WEIGHTS, BEST = "weights", "best"
 
 
 def writable_folder(run: Path, name: str) -> Path:
-    """A folder of the run for results, made and tried before the work that leads to them.
+    """Create a results folder in the run folder and test it, before the work begins.
 
-    A link out of the run folder, which may come from a stranger, is refused.
+    A link out of the run folder is refused: the folder may come from an untrusted source.
     """
     folder = run / name
     if not folder.resolve().is_relative_to(run.resolve()):
@@ -60,7 +60,7 @@ def writable_folder(run: Path, name: str) -> Path:
 
 @contextmanager
 def new_run_folder(folder: Path, overwrite: bool = False) -> Iterator[Path]:
-    """A staging folder that becomes ``folder`` when the block ends well, and is removed when it does not."""
+    """Yield a staging folder that becomes ``folder`` if the block succeeds, and is removed if it fails."""
     staging = _staging(folder, overwrite)
     shutil.rmtree(staging, ignore_errors=True)
     staging.mkdir(parents=True)
@@ -69,13 +69,13 @@ def new_run_folder(folder: Path, overwrite: bool = False) -> Iterator[Path]:
     except BaseException:
         shutil.rmtree(staging, ignore_errors=True)
         raise
-    _put_in_place(staging, folder)
+    _finish(staging, folder)
 
 
 @contextmanager
 def training_folder(folder: Path, overwrite: bool = False) -> Iterator[Path]:
-    """A staging folder for one process at a time. Where the block does not end well, it stays for the same command
-    to go on with, once there is a checkpoint in it, or the record of losses that were no numbers."""
+    """Yield a staging folder, locked for one process. If the block fails, the folder stays if it holds a checkpoint
+    from which the same command resumes, or the record of losses that were not finite."""
     staging = _staging(folder, overwrite)
     with ExitStack() as stack:
         with saving(staging):
@@ -88,7 +88,7 @@ def training_folder(folder: Path, overwrite: bool = False) -> Iterator[Path]:
             raise
         with saving(staging):
             (staging / LOCK).unlink()
-            _put_in_place(staging, folder)
+            _finish(staging, folder)
 
 
 def _staging(folder: Path, overwrite: bool) -> Path:
@@ -102,8 +102,8 @@ def staging_folder(folder: Path) -> Path:
     return folder.with_name(folder.name + ".partial")
 
 
-def _put_in_place(staging: Path, folder: Path) -> None:
-    """Rename the whole folder, all of it on the disk; what it replaces is never half there."""
+def _finish(staging: Path, folder: Path) -> None:
+    """Flush the staging folder to the disk and rename it; a folder that it replaces is never half deleted."""
     for path in staging.rglob("*"):
         sync(path)
     replaced = folder.with_name(folder.name + ".replaced")
@@ -127,7 +127,7 @@ def read_run(folder: str | Path) -> tuple[RunInfo, Normalizer]:
         running = staging_folder(folder).is_dir()
         hint = "train one with `atlas train`"
         if running:
-            hint = "it is being trained, or was interrupted, and the same `atlas train` command goes on"
+            hint = "training is running, or was interrupted; the same `atlas train` command resumes it"
         raise UserError(f"there is no run folder {folder}: {hint}")
     data = read_json(folder / CONFIG, MOST_SETTINGS)
     if not isinstance(data, dict) or data.get("format") not in (2, FORMAT):
@@ -191,8 +191,7 @@ def weights_path(folder: str | Path, name: str | None) -> Path:
 def read_weights(path: Path, expected: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """The weights, if they have the names and shapes of those expected, which may be on the meta device.
 
-    The header is compared before anything is read, and so before a model of the size that the settings ask for
-    takes any memory.
+    The header is compared first, before any weights are read and before a model takes memory.
     """
     try:
         with safe_open(path, "pt") as stored:
@@ -202,7 +201,7 @@ def read_weights(path: Path, expected: Mapping[str, Tensor]) -> dict[str, Tensor
             raise UserError(f"{path} does not fit its {CONFIG}: {_first_difference(shapes, wanted)}")
         weights = load_file(path)
     except FileNotFoundError:
-        raise UserError(f"{path} is missing: the run folder is not complete") from None
+        raise UserError(f"{path} is missing: the run folder is incomplete") from None
     except (SafetensorError, OSError) as error:
         raise UserError(f"{path} is damaged: {reason(error)}") from error
     for name, tensor in weights.items():
@@ -217,7 +216,7 @@ def _first_difference(found: Mapping[str, Any], wanted: Mapping[str, Any]) -> st
 
 
 def read_states(folder: str | Path) -> bytes | None:
-    """The file of training states as it is, to go along with the model (data/states.py reads what it holds)."""
+    """The bytes of the training-states file, saved with the model (data/states.py parses them)."""
     path = Path(folder) / STATES
     if not path.exists():
         return None
@@ -237,5 +236,5 @@ def read_bank(folder: str | Path) -> dict[str, Tensor] | None:
         return load_file(path) if path.exists() else None
     except (SafetensorError, OSError) as error:
         raise UserError(
-            f"{path} is damaged ({reason(error)}): delete it, and make it again with `atlas bank {folder}`"
+            f"{path} is damaged ({reason(error)}): delete it and make it again with `atlas bank {folder}`"
         ) from error

@@ -1,4 +1,4 @@
-"""Run folders on the Hugging Face hub: the files that make a model, and a card."""
+"""Download and upload run folders: the files of a model and its card, on the Hugging Face hub."""
 
 import textwrap
 from collections.abc import Iterator
@@ -9,11 +9,11 @@ from atlas_wm.errors import UserError
 from atlas_wm.runs.card import CARD
 from atlas_wm.runs.folder import BANK, CONFIG, NORMALIZER, STATES, WEIGHTS
 
-FILES = [CONFIG, WEIGHTS, NORMALIZER, BANK, STATES]  # the last two where they are there
+FILES = [CONFIG, WEIGHTS, NORMALIZER, BANK, STATES]  # the last two are optional
 
 
 def fetch(repo_id: str, revision: str | None = None) -> Path:
-    """A local folder with the files of a model; only those are fetched."""
+    """Download the files of a model, and only those. Returns a local folder."""
     from huggingface_hub import snapshot_download
 
     with _one_line(f"there is no run folder {repo_id}, and it cannot be fetched from the Hugging Face hub"):
@@ -21,7 +21,7 @@ def fetch(repo_id: str, revision: str | None = None) -> Path:
 
 
 def publish(folder: Path, repo_id: str, private: bool | None = None) -> str:
-    """Upload the files of a model and its card. Returns where they are."""
+    """Upload the files of a model and its card. Returns the URL."""
     from huggingface_hub import HfApi
 
     api = HfApi()
@@ -32,11 +32,11 @@ def publish(folder: Path, repo_id: str, private: bool | None = None) -> str:
 
 
 @contextmanager
-def _one_line(otherwise: str) -> Iterator[None]:
-    """Whatever the hub or the network makes its library raise becomes one line."""
+def _one_line(failure: str) -> Iterator[None]:
+    """Turn any exception of the hub's library into a UserError of one line."""
     try:
         yield
     except Exception as error:
         reason = textwrap.shorten(f"{type(error).__name__}: {error}", 200)
         remedy = "check the name and the network, and log in with `hf auth login` if it is private"
-        raise UserError(f"{otherwise} ({reason}): {remedy}") from error
+        raise UserError(f"{failure} ({reason}): {remedy}") from error

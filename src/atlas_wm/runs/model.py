@@ -70,7 +70,7 @@ def save_model(model: WorldModel, folder: str | Path) -> None:
     The parameters of the user's loss terms go to a file of their own, which load_model does not read.
     """
     if model.run is None:
-        raise UserError("only a model that was trained or loaded can be saved: set model.run to its RunInfo")
+        raise UserError("only a trained or loaded model can be saved: set model.run to its RunInfo")
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     write_info(folder, model.run, model.normalizer)
@@ -91,7 +91,7 @@ def save_model(model: WorldModel, folder: str | Path) -> None:
 
 
 def push_to_hub(model: WorldModel, repo_id: str, private: bool | None = None) -> str:
-    """Save the model to a Hugging Face repository, created where there is none; returns its URL.
+    """Upload the model to a Hugging Face repository, creating it if needed. Returns its URL.
 
     Paths of the training data and of the run it started from may reveal your machine: only their last parts are
     published.
@@ -108,12 +108,12 @@ def push_to_hub(model: WorldModel, repo_id: str, private: bool | None = None) ->
 
 
 def load_bank(folder: str | Path, width: int) -> LatentBank | None:
-    """The latent bank of a run folder, None where it has none. width: coordinates of the model's points."""
+    """The latent bank of a run folder, or None. width: coordinates of the model's points."""
     stored = read_bank(folder)
     if stored is None:
         return None
     path = Path(folder) / BANK
-    remedy = f"delete it, and make it again with `atlas bank {folder}`"
+    remedy = f"delete it and make it again with `atlas bank {folder}`"
     shapes = {name: tuple(tensor.shape) for name, tensor in stored.items()}
     count = stored["novelty"].numel() if "novelty" in stored else 0
     if count < 2 or shapes != {"points": (count, width), "novelty": (count,)}:

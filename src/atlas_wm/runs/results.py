@@ -1,4 +1,4 @@
-"""The result of an evaluation: one file of ``RUN/evaluation``, written and read here and nowhere else."""
+"""The result of an evaluation: one file in ``RUN/evaluation``. Only this module reads and writes it."""
 
 import hashlib
 import json
@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, get_args
 
 import numpy as np
 
@@ -15,11 +15,11 @@ from atlas_wm.errors import UserError, short
 from atlas_wm.runs.files import read_json, write_atomically, write_json, writing
 from atlas_wm.settings import check_types, from_dict, to_dict, within
 
-FORMAT = 2  # earlier files have no number: see _earlier
+FORMAT = 2  # the oldest files have no number: see _from_unnumbered
 FOLDER = "evaluation"
-MOST_COUNT, MOST_BUDGET = 2**53, 1_000_000  # of rows and plans; steps of an episode
+MOST_COUNT, MOST_BUDGET = 2**53, 1_000_000  # rows and plans; steps of an episode
 PolicyName = Literal["model", "random", "replay"]
-POLICIES: tuple[PolicyName, ...] = ("model", "random", "replay")
+POLICIES: tuple[PolicyName, ...] = get_args(PolicyName)
 Half = Literal["", "id", "ood"]  # "": all episodes
 
 
@@ -59,7 +59,7 @@ class Protocol:
 
 @dataclass(frozen=True)
 class EpisodeRecord:
-    """What happened in one episode."""
+    """The outcome of one episode."""
 
     row: int  # dataset row of the start; the goal is ``offset`` rows later
     episode: int  # dataset episode
@@ -80,14 +80,14 @@ class EpisodeRecord:
 
 @dataclass(frozen=True)
 class EpisodeResult(EpisodeRecord):
-    """The same, and how unusual the episode is."""
+    """The outcome of one episode, and its novelty."""
 
     novelty: float  # of its demonstration
     ood: bool  # in the more novel half of its condition and seed
 
 
 class Rates(NamedTuple):
-    """Success in percent; None where no episode counts."""
+    """Success in percent; None if no episode counts."""
 
     mean: float | None  # over the seeds
     std: float | None
@@ -96,7 +96,7 @@ class Rates(NamedTuple):
 
 @dataclass(frozen=True)
 class PolicyResult:
-    """What the episodes of one policy add up to: success in percent, in all and by ID/OOD half."""
+    """All episodes of one policy: success in percent, in total and by ID/OOD half."""
 
     success_mean: float | None
     success_std: float | None
@@ -111,10 +111,10 @@ class PolicyResult:
     success_without_solved: float | None
     plans: int
     errors: int
-    wall_seconds: float  # of acting and planning, in all processes together
+    wall_seconds: float  # acting and planning, summed over processes
     episodes: dict[str, list[EpisodeResult]]  # by evaluation seed
-    # Of the policy that plans; None for the others.
-    planning_seconds: float | None = None  # in all processes together
+    # Only for the policy that plans:
+    planning_seconds: float | None = None  # summed over processes
     seconds_per_plan: float | None = None
     peak_memory: int | None = None  # bytes
 
@@ -138,7 +138,7 @@ class EvaluatedData:
 
 @dataclass(frozen=True)
 class NoveltyBank:
-    """The states that the ID and OOD halves are told apart by."""
+    """The states that define the novelty of an episode, and so the ID and OOD halves."""
 
     states: int
     neighbours: int
@@ -149,20 +149,20 @@ class NoveltyBank:
 
 @dataclass(frozen=True)
 class EvaluationResult:
-    """One condition, as it was evaluated."""
+    """The evaluation of one condition."""
 
-    task: str  # that was evaluated on
+    task: str  # of the evaluation
     trained_task: str  # of the run
     method: str
     recipe: str
     protocol: Protocol  # with its budget filled in
     plan: PlanConfig
-    precision: Literal["bf16", "float32", "mixed"] | None  # of the search as it ran; None: not recorded
-    plain: bool | None  # whether it ran without the fast path, asked for or not
+    precision: Literal["bf16", "float32", "mixed"] | None  # that the planner used; None: not recorded
+    plain: bool | None  # whether the planner ran without the fast path
     data: EvaluatedData
     novelty_bank: NoveltyBank
     device: str
-    environments: str | None  # local: in the processes that plan; remote: in an env pool beside the planner
+    environments: str | None  # local: in the processes that plan; remote: in an env pool
     workers: int | None
     processes: int | None
     film_every: int  # steps between two frames of a film
@@ -195,7 +195,7 @@ class EvaluationResult:
 
     @property
     def settings(self) -> dict[str, Any]:
-        """What was asked for, and so what another evaluation of the run may differ in."""
+        """What the user asked for: two evaluations of a run may differ in these."""
         return {
             "task": self.task,
             "protocol": asdict(self.protocol),
@@ -209,13 +209,13 @@ class EvaluationResult:
 
     @property
     def name(self) -> str:
-        """Of its file: the condition, and a digest of all settings."""
+        """File name: the condition and a digest of all settings."""
         digest = hashlib.sha256(json.dumps(self.settings, sort_keys=True).encode()).hexdigest()
         return f"{self.condition}-{digest[:8]}"
 
     @property
-    def words(self) -> str:
-        """The settings that evaluations of one condition usually differ in, in a few words."""
+    def summary(self) -> str:
+        """A short text of the settings in which evaluations of one condition usually differ."""
         seeds, plan = self.protocol.seeds, self.plan
         return (
             f"{self.protocol.episodes} episodes for {len(seeds)} seed{'s' if len(seeds) > 1 else ''}, "
@@ -225,34 +225,34 @@ class EvaluationResult:
             + (", plain" if self.plain else "")
         )
 
-    def besides(self, training_data: str | None) -> str:
-        """What sets the condition apart besides offset, budget and part: each ``, like this``, or nothing.
+    def condition_suffix(self, training_data: str | None) -> str:
+        """What distinguishes the condition apart from offset, budget and part: ``, rule x, task y``, or nothing.
 
-        training_data: hash of the run's.
+        training_data: hash of the run's training data.
         """
-        plan, others = self.plan, [f"weights {self.weights}"] if self.weights else []
+        plan, parts = self.plan, [f"weights {self.weights}"] if self.weights else []
         if self.protocol.leave_out_solved:
-            others.append("without those solved at the start")
+            parts.append("without episodes solved at the start")
         if plan.cost != "terminal":
-            others.append(f"cost {plan.cost}")
+            parts.append(f"cost {plan.cost}")
         if plan.solver != "cem":
-            others.append(f"solver {plan.solver}")
+            parts.append(f"solver {plan.solver}")
         if plan.execute != plan.horizon:
-            others.append(f"replanned every {plan.execute}")
+            parts.append(f"replanned every {plan.execute}")
         if self.task != self.trained_task:
-            others.append(f"task {self.task}")
+            parts.append(f"task {self.task}")
         if self.data.hash != training_data:
-            others.append(f"data {Path(self.data.path).name} ({self.data.hash})")
-        return "".join(f", {other}" for other in others)
+            parts.append(f"data {Path(self.data.path).name} ({self.data.hash})")
+        return "".join(f", {part}" for part in parts)
 
     def write(self, folder: Path, films: Mapping[int, np.ndarray]) -> Path:
-        """The file, and ``NAME.films.npz`` beside it. Only a result with the same settings is replaced.
+        """Write the file and ``NAME.films.npz``. Only a result with the same settings is replaced.
 
         films: by start row, (frames, H, W, 3) uint8, the goal last.
         """
         path = folder / f"{self.name}.json"
         with writing(folder):
-            films_path(path).unlink(missing_ok=True)  # of a result that is replaced
+            films_path(path).unlink(missing_ok=True)  # of the replaced result
             if films:
                 with write_atomically(films_path(path)) as temporary, temporary.open("wb") as out:
                     np.savez_compressed(out, **{f"row{row}": film for row, film in films.items()})  # type: ignore[arg-type]
@@ -265,21 +265,21 @@ class EvaluationResult:
 
     @classmethod
     def parse(cls, data: Any, path: Path) -> "EvaluationResult":
-        """What a file holds, checked. ``path`` is named where it is no evaluation."""
+        """Check and convert the content of a file. ``path`` is for error messages."""
         found = data.get("format") if isinstance(data, dict) else None
         if found == 1:
             data = {"environments" if key == "stages" else key: value for key, value in data.items()}
             data |= {"plan": _with_cost(data.get("plan")), "format": FORMAT}
         elif found is not None and found != FORMAT:
             raise UserError(
-                f"{path} has format {short(found)}, this version reads {FORMAT}: run `atlas eval` again, or "
+                f"{path} has format {short(found)}, but this version reads {FORMAT}: run `atlas eval` again, or "
                 f"install the version that wrote it"
             )
         try:
-            return from_dict(cls, _earlier(data) if found is None else data, "the evaluation")
+            return from_dict(cls, _from_unnumbered(data) if found is None else data, "the evaluation")
         except (UserError, LookupError, TypeError, AttributeError) as error:
             why = str(error) if isinstance(error, UserError) else f"{type(error).__name__} {short(str(error))}"
-            raise UserError(f"{path} is damaged ({why}): delete it, and run `atlas eval` again") from error
+            raise UserError(f"{path} is damaged ({why}): delete it and run `atlas eval` again") from error
 
 
 def _with_cost(plan: Any) -> Any:
@@ -289,10 +289,10 @@ def _with_cost(plan: Any) -> Any:
     return {"cost" if key == "rule" else key: value for key, value in plan.items()}
 
 
-def _earlier(data: Any) -> dict[str, Any]:
-    """The layout before files had a format number, in today's: what was not recorded is None.
+def _from_unnumbered(data: Any) -> dict[str, Any]:
+    """Convert a file from before format numbers. Fields that were not recorded become None.
 
-    Its ID and OOD halves were always told apart by the evaluated data.
+    These files always split the ID and OOD halves by novelty against the evaluated data.
     """
     new = {key: value for key, value in data.items() if key in {f.name for f in fields(EvaluationResult)}}
     bank = {"states": 0, "neighbours": 0, "seed": 0} | data.get("novelty_bank", {})
@@ -314,48 +314,48 @@ def _earlier(data: Any) -> dict[str, Any]:
 
 
 def read_results(run: Path) -> dict[str, EvaluationResult]:
-    """All evaluations of a run, by the names of their files."""
+    """All evaluations of a run, by file name."""
     return {path.stem: EvaluationResult.read(path) for path in sorted((run / FOLDER).glob("*.json"))}
 
 
-class Chosen(NamedTuple):
-    """The most complete of the evaluations of one condition."""
+class SelectedEvaluation(NamedTuple):
+    """The most complete evaluation of one condition."""
 
-    name: str  # of its file, without .json
+    name: str  # file name without .json
     result: EvaluationResult
-    others: tuple[str, ...]  # the files that it was preferred to
+    others: tuple[str, ...]  # file names of the other evaluations
 
 
-def most_complete(results: Mapping[str, EvaluationResult]) -> list[Chosen]:
-    """One for each condition, task and dataset: that with most episodes, then policies, then the newest."""
+def most_complete(results: Mapping[str, EvaluationResult]) -> list[SelectedEvaluation]:
+    """For each condition, task and dataset: most episodes first, then most policies, then the newest."""
 
     def weight(name: str) -> tuple[int, int, str, str]:
         result = results[name]
         return result.model.count, len(result.policies), result.written, name
 
-    alike: dict[tuple[str, str, str], list[str]] = {}
+    by_condition: dict[tuple[str, str, str], list[str]] = {}
     for name, result in results.items():
-        alike.setdefault((result.condition, result.task, result.data.hash), []).append(name)
-    chosen = []
-    for names in alike.values():
+        by_condition.setdefault((result.condition, result.task, result.data.hash), []).append(name)
+    selected = []
+    for names in by_condition.values():
         best, *others = sorted(names, key=weight, reverse=True)
-        chosen.append(Chosen(best, results[best], tuple(others)))
-    return chosen
+        selected.append(SelectedEvaluation(best, results[best], tuple(others)))
+    return selected
 
 
 def films_path(path: Path) -> Path:
-    """The films of an evaluation, beside its file."""
+    """The path of an evaluation's films."""
     return path.with_name(f"{path.stem}.films.npz")
 
 
 def film_steps(frames: int, steps: int, every: int) -> list[int]:
-    """The step that each frame of a film was taken after: one every ``every`` steps, and one after the last step.
+    """The step of each frame of a film: one every ``every`` steps, and the last step.
 
-    frames: without the goal. steps: that the episode took.
+    frames: number without the goal. steps: length of the episode.
     """
     return [*range(0, steps + 1, every), steps][:frames]
 
 
 def film_rows(films: Sequence[str]) -> list[int]:
-    """The start rows of films, from the names they are stored under."""
+    """The start rows of films, from the names in the file."""
     return [int(name.removeprefix("row")) for name in films]

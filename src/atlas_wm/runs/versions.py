@@ -1,4 +1,4 @@
-"""The versions a result depends on, and what to install where a module is missing."""
+"""Versions of the packages that results depend on, and what to install if a module is missing."""
 
 import platform
 import re
@@ -33,7 +33,7 @@ def to_install(error: object, otherwise: str) -> str:
 
 
 def check_modules(format: str) -> None:
-    """Raises ImportError where a module of this format is missing."""
+    """Raise ImportError if a module of this format is missing."""
     for module in MODULES[format]:
         import_module(module)
 
