@@ -35,9 +35,9 @@ GEOMETRY = Caption(
 ROLLOUT = Caption(
     "All models start from the same states and follow the same action sequences. The curve is the distance "
     "between the predicted latent and the latent of the frame that really follows, divided by ℓ, the model's "
-    "typical distance between states. Lines are medians over start states, bands are 95 % bootstrap intervals. "
-    "With several runs, the line is their mean and the band spans from the lowest to the highest. One model step "
-    "is several environment steps (the frameskip; 5 in the paper).",
+    "typical distance between states. Lines are medians over start states (of the median over sequences), bands "
+    "are 95 % bootstrap intervals. With several runs, the line is their mean and the band spans from the lowest "
+    "to the highest. One model step is several environment steps (the frameskip; 5 in the paper).",
     "Lower is better. At 1, the prediction is as far from the truth as a typical other state. The right end "
     "matters most: there the planner compares plans with the goal.",
     "ATLAS is below LeWM at every horizon on PushT and TwoRoom, and the gap tends to grow with the horizon.",
@@ -50,7 +50,7 @@ RELATIONAL = Caption(
     "medians over start states, with 95 % bootstrap intervals (with several runs, their range).",
     "Shorter is better. At 0, the latent has exactly the distances of the patch features. The maximum, the worst "
     "pair, enters the planning bound in the next section.",
-    "OOD-recovery trains for low distortion and lowers it. A Gaussian marginal alone does not.",
+    "OOD-recovery trains for low distortion and lowers it. A Gaussian regulariser alone does not train for it.",
 )
 REGRET = Caption(
     "Each point is one start state. Among the same candidate plans, the model chooses the one whose predicted "
@@ -61,14 +61,14 @@ REGRET = Caption(
     "theory. Points far above it mean that the bound is loose. Points at the left edge have no regret: the model "
     "chose the best plan.",
     "The bound holds and is conservative. No start state had a margin wide enough to guarantee the choice, so "
-    "the paper uses the bound to explain errors, not to predict success.",
+    "the paper reads the bound as structural, not as a prediction of success.",
 )
 DECOMPOSITION = Caption(
     "The mean of ε_plan, which is half the bound, as the sum of three terms: prediction (the largest error of a "
     "predicted final latent), relations (the largest distortion of a distance) and scale (latent dimensions "
     "whose standard deviation is not one).",
     "Shorter is better. The longest part shows where the model can improve most.",
-    "The paper uses this decomposition to explain errors, not to predict planning success.",
+    "The paper reads it as a structural decomposition, not as a prediction of planning success.",
 )
 CASES = Caption(
     "Each row shows one method on the same start and goal: frames from the environment, with the step above "
@@ -81,7 +81,7 @@ TRAINING = Caption(
     "Loss terms without their weights, on a logarithmic scale. Lines are training batches, dots are held-out "
     "clips. There is one line per run; a method appears only if its objective has the term.",
     "A finished run falls and then levels off. Dots that rise above the line mean overfitting. Do not compare "
-    "the prediction error of different objectives directly: their latents have different scales.",
+    "the prediction error of different objectives directly: their latents may have different scales.",
     "The paper shows no training curves. Its weights are 3 for WEMReg and 0.1 for OOD-recovery.",
 )
 
@@ -92,7 +92,7 @@ def success(task_names: dict[str, str]) -> Caption:
         "Percentage of episodes in which the planner reached the goal within the step budget. Start and goal are "
         "two frames of one demonstration, “offset” steps apart. The episodes are split at the median novelty of "
         "their demonstration, computed from true states without any model. The ID half (solid bars) stays close "
-        "to the training data, the OOD half (hatched bars) leaves it.",
+        "to the training data, the OOD half (hatched bars) goes where training data are sparse.",
         "Longer is better. The line on a bar is ± one standard deviation. Grey bars need no model: random "
         "actions are the floor, replaying the demonstration's actions is the ceiling. A method is robust to "
         "novelty if its OOD bar is nearly as long as its ID bar.",
@@ -112,7 +112,7 @@ def probe(task_names: dict[str, str]) -> Caption:
         "The planning latent z should agree with the oracle; a longer bar is not always better. If z is far "
         "below the oracle, the model does not notice unfamiliar states. 0.5 is chance. Lines on bars are 95 % "
         "bootstrap intervals (with several runs, their range).",
-        "In LeWM, patch features and CLS predict failure, but z does not. In ATLAS, z does."
+        "In LeWM, patch features and CLS carry the signal, but z loses it. In ATLAS, z keeps it."
         + _quoted("AUROC of z / oracle", paper.PROBE, task_names, "{:.2f} / {:.2f}"),
     )
 
