@@ -84,6 +84,20 @@ def test_data_without_a_state(tmp_path):
     assert EpisodeData(write_lerobot(tmp_path / "x", [episode]), OfflineTask(), 32, 5).states.shape == (20, 0)
 
 
+class Hidden(OfflineTask):
+    hidden_columns = ("observation.effort", "observation.load")
+
+
+def test_hidden_columns_are_appended_to_the_state(tmp_path):
+    episodes = make_episodes([20, 20])
+    for number, episode in enumerate(episodes):
+        episode["observation.effort"] = np.arange(40, dtype=np.float32).reshape(20, 2) + 100 * number
+        episode["observation.load"] = np.full((20, 1), number, np.float32)
+    data = EpisodeData(write_lerobot(tmp_path / "x", episodes), Hidden(), 32, 5)
+    rows = np.array([21, 3])
+    assert np.array_equal(data.start_states(rows), np.c_[data.states[rows], [[102, 103, 1], [6, 7, 0]]])
+
+
 def version_1(path):
     info = json.loads((path / "meta/info.json").read_text())
     (path / "meta/info.json").write_text(json.dumps({**info, "codebase_version": "v1.6"}))
@@ -112,6 +126,15 @@ def no_video(path):
     (path / "videos/chunk-000/observation.images.top/episode_000000.mp4").unlink()
 
 
+def no_such_episode(path):
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    file = path / "meta/episodes/chunk-000/file-000.parquet"
+    table = pq.read_table(file)
+    pq.write_table(table.set_column(0, "episode_index", pa.array([7])), file)
+
+
 def cut_video(path):
     (path / "videos/chunk-000/observation.images.top/episode_000000.mp4").write_bytes(b"x" * 100)
 
@@ -125,11 +148,12 @@ def cut_video(path):
         (cut_parquet, "cannot be read as a dataset"),
         (no_parquet, "download the whole dataset"),
         (no_video, "episode_000000.mp4 is missing: download the videos"),
+        (no_such_episode, "the videos of 'pixels' cannot be located"),
         (cut_video, "column 'pixels' cannot be read"),
     ],
 )
 def test_damage_is_named(tmp_path, damage, said):
-    path = write_lerobot(tmp_path / "x", make_episodes([20]))
+    path = write_lerobot(tmp_path / "x", make_episodes([20]), "v3.0" if damage is no_such_episode else "v2.1")
     damage(path)
     with pytest.raises(UserError, match=said):
         EpisodeData(path, OfflineTask(), 32, 5).frame(0)

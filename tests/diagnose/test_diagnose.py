@@ -109,7 +109,7 @@ def test_the_bank_is_of_the_training_data_whatever_is_diagnosed(
     said = []
     files = diagnose([run], ["geometry", "marginal"], data_path=other_data, device="cpu", say=said.append)
     assert [file.stem for file in files] == ["marginal"]  # which needs no bank
-    assert "no geometry: what is unusual in" in said[0] and "gone.h5" in said[0]
+    assert "no geometry: novelty in" in said[0] and "gone.h5" in said[0]
 
 
 # ---- what is measured again

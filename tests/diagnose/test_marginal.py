@@ -9,6 +9,7 @@ from scipy.stats import norm
 
 from atlas_wm.diagnose.marginal import EPISODES, EVERY, STEPS, marginal, median_cvm, statistics
 from atlas_wm.rng import make_rng
+from atlas_wm.tasks import Task
 
 
 def gaussian(count: int, d: int, seed: int = 0) -> torch.Tensor:
@@ -84,7 +85,7 @@ class RandomStates:
 def test_the_frames_are_those_of_random_actions():
     identity_, collapsed_ = identity(), collapsed()
     for run in (identity_, collapsed_):
-        run.simulator, run.data = RandomStates(), type("Data", (), {"task": None})
+        run.simulator, run.data = RandomStates(), type("Data", (), {"task": Task})
     found = marginal(identity_, seed=4)
     states = torch.from_numpy(RandomStates().random_states(None, EPISODES, STEPS, EVERY, 4)).double()
     assert found == statistics(states) and found["frames"] == 1000

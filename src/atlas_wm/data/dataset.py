@@ -183,7 +183,8 @@ class EpisodeData:
                 self.find(((column,),))
             return None
         if isinstance(self._table, LeRobotTable):
-            return self._table.pixel_reader(column)
+            with _readable(f"{self.path}: the videos of {column!r} cannot be located"):
+                return self._table.pixel_reader(column)
         from stable_worldmodel.data import HDF5Dataset, LanceDataset
 
         if isinstance(self._table, HDF5Dataset):

@@ -112,6 +112,11 @@ MEASURE: dict[DiagnosticName, Callable[[Diagnosis], dict[str, Any]]] = {
     "cases": lambda d: cases(d.run, d.evaluated, d.rows, d.settings.offset),
 }
 
+OFFLINE_NOTES = {  # of a task without an environment
+    "marginal": "measured on recorded frames, held-out ones if there are any: there is no environment to act in",
+    "rollout": "measured on recorded actions alone: there is no environment to try others in",
+}
+
 
 @processes()
 def diagnose(
@@ -175,6 +180,8 @@ def measure(diagnosis: Diagnosis, name: DiagnosticName) -> dict[str, Any]:
     result = finite(raw)
     if result != raw:
         result.setdefault("note", "some numbers are undefined, for example because the latent is constant")
+    if name in OFFLINE_NOTES and not diagnosis.run.data.task.has_env:
+        result.setdefault("note", OFFLINE_NOTES[name])
     info = diagnosis.run.info
     return {
         "what": name,

@@ -15,12 +15,11 @@ from atlas_wm.rng import DiagnoseRng, make_rng
 
 EPISODES, STEPS, EVERY = 100, 50, 5  # of uniformly random actions: 1,000 frames
 DIRECTIONS = 512
-OFFLINE = "measured on recorded frames, held-out ones if there are any: the task has no environment to act in"
 
 
 def marginal(run: FrozenRun, seed: int) -> dict[str, Any]:
     if not run.data.task.has_env:
-        return {**statistics(run.features(_heldout_frames(run, seed)).z.double()), "note": OFFLINE}
+        return statistics(run.features(_heldout_frames(run, seed)).z.double())
     states = run.simulator.random_states(run.data.task, EPISODES, STEPS, EVERY, seed)
     return statistics(run.features(run.frames_of_states(states)).z.double())
 

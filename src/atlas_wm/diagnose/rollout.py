@@ -12,7 +12,7 @@ def rollout(run: FrozenRun, futures: Futures) -> dict[str, Any]:
     length = run.latent_scale.length
     per_query = prediction_errors(futures, length)
     median, low, high = median_interval(per_query)
-    result = {
+    return {
         "horizons": list(range(1, per_query.shape[1] + 1)),
         "median": median.tolist(),
         "low": low.tolist(),
@@ -20,6 +20,3 @@ def rollout(run: FrozenRun, futures: Futures) -> dict[str, Any]:
         "per_query": per_query.tolist(),
         "scale": length,
     }
-    if not run.data.task.has_env:
-        result["note"] = "measured on recorded actions alone: the task has no environment to try others in"
-    return result
