@@ -1,4 +1,4 @@
-"""docs/own-data.md, executed from start to end as a reader would."""
+"""docs/guides/own-data.md, executed from start to end as a reader would."""
 
 import os
 import re
@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-TUTORIAL = Path(__file__).parent.parent / "docs" / "own-data.md"
+TUTORIAL = Path(__file__).parent.parent / "docs" / "guides" / "own-data.md"
 
 
 @pytest.mark.slow

@@ -1,4 +1,4 @@
-"""docs/own-method.md, executed as a reader would, and what is said when a name is wrong."""
+"""docs/guides/own-method.md, executed as a reader would, and what is said when a name is wrong."""
 
 import re
 import shlex
@@ -17,7 +17,7 @@ from atlas_wm.methods import METHODS, get_method
 from atlas_wm.recipes import demo
 from atlas_wm.rng import make_rng
 
-TUTORIAL = Path(__file__).parent.parent / "docs" / "own-method.md"
+TUTORIAL = Path(__file__).parent.parent / "docs" / "guides" / "own-method.md"
 BLOCKS = re.findall(r"```(python|sh)\n(.*?)```", TUTORIAL.read_text(), re.DOTALL)
 BROKEN = """
 def raising(clips):

@@ -1,5 +1,4 @@
-"""docs/own-model.md, executed as a reader would, and the promises to a user's own encoder, predictor, cost and
-solver."""
+"""docs/guides/own-model.md, executed as written, and what is promised to your own encoder, predictor, cost, solver."""
 
 import json
 import logging
@@ -34,7 +33,7 @@ from atlas_wm.recipes import demo
 from atlas_wm.rng import make_rng
 from atlas_wm.runs.folder import read_run
 
-TUTORIAL = Path(__file__).parent.parent / "docs" / "own-model.md"
+TUTORIAL = Path(__file__).parent.parent / "docs" / "guides" / "own-model.md"
 BLOCKS = re.findall(r"```(python|sh)\n(.*?)```", TUTORIAL.read_text(), re.DOTALL)
 HERE = __name__
 QUICK = PlanConfig(candidates=20, iterations=3, elites=5, horizon=4, execute=3)

@@ -1,4 +1,4 @@
-"""docs/robot-data.md, executed from start to end as a reader would."""
+"""docs/guides/robot-data.md, executed from start to end as a reader would."""
 
 import json
 import os
@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-TUTORIAL = Path(__file__).parent.parent / "docs" / "robot-data.md"
+TUTORIAL = Path(__file__).parent.parent / "docs" / "guides" / "robot-data.md"
 
 
 @pytest.mark.slow

@@ -23,7 +23,7 @@ IMAGENET_STD: RGB = (0.229, 0.224, 0.225)
 MOST_WIDTH, MOST_HIDDEN, MOST_DEPTH, MOST_HEADS, MOST_STEPS, MOST_SEED = 2**16, 2**20, 128, 1024, 1024, 2**63 - 1
 MOST_ACTIONS, MOST_SIDE = 4096, 2**20  # coordinates of an action; pixels
 FORMAT = 3  # of run folders
-# The parts of this package by name; any other part is your own class, as module:Class (docs/own-model.md).
+# The parts of this package by name; any other part is your own class, as module:Class (docs/guides/own-model.md).
 ENCODER_KINDS, PREDICTOR_KINDS = ("vit", "dinov2"), ("causal", "prefix", "patch")
 
 
@@ -33,7 +33,7 @@ class EncoderConfig:
 
     kind: str = "vit"
     """vit: trained, its projected CLS token is the latent. dinov2: frozen, its patch tokens are the latent. Or your
-    own Encoder as module:Class (docs/own-model.md)."""
+    own Encoder as module:Class (docs/guides/own-model.md)."""
     options: Options = field(default_factory=dict)
     """Settings of your own encoder, by name."""
     weights: str | None = None
@@ -105,7 +105,7 @@ class PredictorConfig:
 
     kind: str = "causal"
     """causal: one step after the other (LeWM). prefix: every action prefix at once (FAST-WM). patch: over the
-    patch tokens of a frozen encoder (DINO-WM). Or your own Predictor as module:Class (docs/own-model.md)."""
+    patch tokens of a frozen encoder (DINO-WM). Or your own Predictor as module:Class (docs/guides/own-model.md)."""
     options: Options = field(default_factory=dict)
     """Settings of your own predictor, by name."""
     width: int = 192
@@ -221,7 +221,7 @@ class ObjectiveConfig:
     inverse: float = 0.0
     """PLDM: actions can be predicted from two neighbouring latents; needs model.inverse_hidden."""
     extra: dict[str, float] = field(default_factory=dict)
-    """Weights of your own terms: functions or nn.Module classes, named module:name (docs/own-method.md)."""
+    """Weights of your own terms: functions or nn.Module classes, named module:name (docs/guides/own-method.md)."""
     directions: int = 1024
     """Random projections a step, for wemreg and sigreg."""
     target: Literal["online", "stop_gradient", "ema"] = "online"

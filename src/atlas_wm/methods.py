@@ -1,7 +1,7 @@
 """The methods of the paper, as rows of one table: encoder, predictor, weighted loss terms, training, planning.
 
 The four arms of the 2×2 ablation and PLDM differ only in the weights of loss terms. Your own row:
-docs/own-method.md (loss terms) and docs/own-model.md (encoder, predictor, planning cost, solver).
+docs/guides/own-method.md (loss terms) and docs/guides/own-model.md (encoder, predictor, planning cost, solver).
 """
 
 from dataclasses import dataclass, field

@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 
 from atlas_wm.settings import Options, check_types, known_or_own, own_names, require, within
 
-# The parts of this package by name; any other part is your own class, as module:Class (docs/own-model.md).
+# The parts of this package by name; any other part is your own class, as module:Class (docs/guides/own-model.md).
 COST_KINDS, SOLVER_KINDS = ("terminal", "nearest"), ("cem",)
 
 
@@ -22,7 +22,7 @@ class PlanConfig:
     cost: str = "terminal"
     """terminal: distance from the goal at the end of the plan; every search starts at zero (the paper). nearest:
     smallest distance over the steps of the plan; a search starts with the unused rest of the last plan. Or your own
-    Cost as module:Class (docs/own-model.md)."""
+    Cost as module:Class (docs/guides/own-model.md)."""
     solver: str = "cem"
     """cem: the cross-entropy method. Or your own Solver as module:Class."""
     options: Options = field(default_factory=dict)

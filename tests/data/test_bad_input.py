@@ -55,7 +55,7 @@ def test_a_missing_column(missing, tmp_path):
     some = stored()
     del some[missing]
     said = train_refusal(write_h5(tmp_path / "x.h5", [60], some))
-    assert "x.h5 has no column" in said and repr(missing) in said and "docs/own-data.md" in said
+    assert "x.h5 has no column" in said and repr(missing) in said and "docs/guides/own-data.md" in said
     assert "goal_state" in said  # what it has
 
 

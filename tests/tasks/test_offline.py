@@ -133,7 +133,7 @@ def test_without_states_the_map_is_skipped_too(stateless, capsys, caplog):
             ["eval", "RUN", "--device", "cpu"],
             "atlas eval needs an environment, and the task offline has none: pass --task",
         ),
-        (["collect", "offline", "--out", "x.h5"], "atlas collect needs an environment.*docs/robot-data.md"),
+        (["collect", "offline", "--out", "x.h5"], "atlas collect needs an environment.*docs/guides/robot-data.md"),
         (["train", "offline", "--data", "nowhere"], r"there is no dataset nowhere \(.*\): pass --data$"),
     ],
 )

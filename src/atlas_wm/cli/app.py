@@ -50,8 +50,8 @@ Commands:
 {commands}
 
 `atlas COMMAND --help` explains a command and `atlas --version` prints the version. Any command
-takes --plugin MODULE, which imports your own code before a run that names it is loaded (docs/own-model.md), and
---debug (or ATLAS_DEBUG=1), which prints the full traceback of an error."""
+takes --plugin MODULE, which imports your own code before a run that names it is loaded
+(docs/guides/own-model.md), and --debug (or ATLAS_DEBUG=1), which prints the full traceback of an error."""
 
 
 COMMANDS: dict[str, Callable[..., None]] = {

@@ -19,7 +19,7 @@ def by_default(text: str, metavar: str = "PATH") -> Any:
     return arg(metavar=metavar, help_behavior_hint=f"(default: {text})")
 
 
-TASK_HELP = f"{', '.join(TASKS)}, or your own as module:Class (docs/own-data.md, docs/robot-data.md)."
+TASK_HELP = f"{', '.join(TASKS)}, or your own as module:Class (docs/guides/own-data.md, docs/guides/robot-data.md)."
 TaskName = Positional[Annotated[str, arg(metavar="TASK", help=TASK_HELP)]]
 RunFolders = Positional[Annotated[tuple[Path, ...], arg(metavar="RUN [RUN ...]", help_behavior_hint="(required)")]]
 # A file never decides which code is imported, so your own task is named again on the command line.

@@ -48,7 +48,7 @@ def diagnose(
         timeout: Seconds an environment may take for one query; 0 for no limit.
         device: Where to compute; auto takes CUDA, then MPS, then the CPU.
         fresh: Recompute results that are still valid.
-        task: Your own tasks as module:Class, if runs were trained on such (docs/own-data.md).
+        task: Your own tasks as module:Class, if runs were trained on such (docs/guides/own-data.md).
     """
     check_given(runs, "diagnose")
     import_tasks_of(runs, task)

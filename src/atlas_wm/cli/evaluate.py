@@ -63,8 +63,8 @@ def evaluate(
         device: Where to plan; auto takes CUDA, then MPS, then the CPU.
         weights: Other weights of the run than the final ones: best (validation), or step-2000 if train.save_every
             saved them.
-        task: The task to evaluate on, as module:Class: your own (docs/own-data.md), or one with the same actions
-            and columns as the task of the run.
+        task: The task to evaluate on, as module:Class: your own (docs/guides/own-data.md), or one with the same
+            actions and columns as the task of the run.
         search: Settings of the planner.
     """
     given = import_tasks(task)

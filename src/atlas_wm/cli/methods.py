@@ -97,5 +97,6 @@ def print_methods(recipe: str) -> None:
     console = Console()
     console.print(table)
     console.print(
-        "Parameters: for 2 action coordinates. Your own: docs/own-method.md, docs/own-model.md", style="dim"
+        "Parameters: for 2 action coordinates. Your own: docs/guides/own-method.md, docs/guides/own-model.md",
+        style="dim",
     )

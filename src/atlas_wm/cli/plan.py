@@ -30,9 +30,9 @@ class PlanFlags:
     cost: Annotated[str | None, by_default("the run's", "{terminal,nearest,MODULE:CLASS}")] = None
     """terminal: the distance of the last latent of a plan to the goal (the paper). nearest: the distance of its
     nearest latent, and a search starts from the rest of the last plan; use it with --replan-every 1 or 2. Or your
-    own Cost as module:Class (docs/own-model.md)."""
+    own Cost as module:Class (docs/guides/own-model.md)."""
     solver: Annotated[str | None, by_default("the run's", "{cem,MODULE:CLASS}")] = None
-    """cem, or your own Solver as module:Class (docs/own-model.md)."""
+    """cem, or your own Solver as module:Class (docs/guides/own-model.md)."""
     options: Annotated[dict[str, int | float | str] | None, by_default("the run's", "NAME VALUE")] = None
     """Settings of your own cost and solver, as NAME VALUE pairs."""
     candidate_chunk: Annotated[int | None, OF_THE_RUN] = None

@@ -47,7 +47,7 @@ def make_train(default: RunConfig) -> Callable[..., None]:
 
         Args:
             method: atlas, lewm, lewm+ood, wemreg, pldm, dino-wm or fast-wm (`atlas methods` lists them), or your
-                own as module:NAME (docs/own-method.md).
+                own as module:NAME (docs/guides/own-method.md).
             recipe: paper: the paper's run, 18 M parameters, for a GPU. demo: a small model, minutes on a laptop.
             data: Dataset.
             out: Run folder to write.

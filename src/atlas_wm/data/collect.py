@@ -109,7 +109,7 @@ def collect(
     its process or takes longer than ``timeout`` seconds is left out, and the card says why.
     """
     task.require_env(
-        "atlas collect", "record episodes with your robot and pass them as --data (docs/robot-data.md)"
+        "atlas collect", "record episodes with your robot and pass them as --data (docs/guides/robot-data.md)"
     )
     if out.suffix not in FORMATS:
         raise unknown("dataset ending", out.suffix, FORMATS)

@@ -100,7 +100,7 @@ class EpisodeData:
             wanted = " or ".join(repr(" + ".join(names)) for names in alternatives)
             raise UserError(
                 f"{self.path} has no column {wanted} (it has: {', '.join(present)}): "
-                f"rename a column, or name yours in a task (docs/own-data.md, docs/robot-data.md)"
+                f"rename a column, or name yours in a task (docs/guides/own-data.md, docs/guides/robot-data.md)"
             )
         return found
 

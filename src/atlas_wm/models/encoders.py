@@ -1,4 +1,4 @@
-"""Encoders: frames in, tokens out. Your own is a subclass of :class:`Encoder` (docs/own-model.md)."""
+"""Encoders: frames in, tokens out. Your own is a subclass of :class:`Encoder` (docs/guides/own-model.md)."""
 
 import math
 from abc import ABC, abstractmethod

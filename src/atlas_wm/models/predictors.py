@@ -1,8 +1,8 @@
 """The latent dynamics: latents and action chunks in, later latents out.
 
 Training calls ``predict``; planning calls ``rollout`` and ``terminal``, or a faster version of these that the
-predictor offers. Your own predictor is a subclass of :class:`Predictor` with a ``predict`` (docs/own-model.md).
-``…`` below is the shape of one latent: d numbers, or K patch tokens of w numbers.
+predictor offers. Your own predictor is a subclass of :class:`Predictor` with a ``predict``
+(docs/guides/own-model.md). ``…`` below is the shape of one latent: d numbers, or K patch tokens of w numbers.
 """
 
 import math

@@ -1,4 +1,4 @@
-"""What a candidate costs. Your own cost is a subclass of :class:`Cost` (docs/own-model.md).
+"""What a candidate costs. Your own cost is a subclass of :class:`Cost` (docs/guides/own-model.md).
 
 A plan may be replaced before it is used up. With ``terminal`` the goal is always a whole horizon away, so every
 new plan may postpone the arrival. With ``nearest`` a plan may arrive at any of its steps, and a search starts with

@@ -1,4 +1,4 @@
-"""What a solver is: it minimises a cost over action sequences. Your own is a subclass (docs/own-model.md)."""
+"""A solver minimises a cost over action sequences. Your own is a subclass (docs/guides/own-model.md)."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence

@@ -22,6 +22,6 @@ class OfflineTask(Task):
     state_columns = (("observation.state",), ("state",), ())  # (): data without a state is accepted
 
     def _refuse(self, *args: Any, **kwargs: Any) -> Any:
-        raise UserError(f"the task {self.name} has no environment: write a Task with one (docs/own-data.md)")
+        raise UserError(f"the task {self.name} has no environment: write a Task with one (docs/guides/own-data.md)")
 
     make_env = demonstrator = demonstrator_settings = columns = reset = state = distance = solved = _refuse
