@@ -1,4 +1,4 @@
-"""docs/guides/own-model.md, executed as written, and what is promised to your own encoder, predictor, cost, solver."""
+"""docs/guides/own-model.md, executed as written, and what is promised to your own parts of a model and planner."""
 
 import json
 import logging
