@@ -1,4 +1,4 @@
-"""Marginal: each statistic by its definition, and Gaussian samples told from others."""
+"""Marginal: each statistic by its definition, and Gaussian samples distinguished from others."""
 
 import numpy as np
 import pytest

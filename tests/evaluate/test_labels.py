@@ -1,4 +1,4 @@
-"""ID and OOD are told by the states that a run was trained on, whatever data it is evaluated on."""
+"""ID and OOD labels come from the states that a run was trained on, whatever data it is evaluated on."""
 
 import json
 import shutil

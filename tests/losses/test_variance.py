@@ -110,8 +110,8 @@ def test_the_inverse_head_tells_the_action_from_the_two_latents_around_it():
     actions = torch.randn(3, 3, 5, generator=make_rng(1))
     clips = model(frames, actions)
     for t in range(3):
-        told = model.inverse(torch.cat([clips.z[:, t + 1], clips.z[:, t]], dim=-1))
-        torch.testing.assert_close(clips.inverse[:, t], told)
+        predicted = model.inverse(torch.cat([clips.z[:, t + 1], clips.z[:, t]], dim=-1))
+        torch.testing.assert_close(clips.inverse[:, t], predicted)
     term = objective(clips, ObjectiveConfig(inverse=1.0)).terms["inverse"]
     torch.testing.assert_close(term, PLDMLoss()(clips.z, clips.inverse, actions)["idm_loss"])
     term.backward()

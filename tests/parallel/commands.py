@@ -90,8 +90,8 @@ def commands(folder: Path) -> None:
     reports = evaluate.evaluate(folder / "run", protocols, films=1, device="cpu")
     settings = QuerySettings(queries=3, candidates=4)
     files = diagnose([folder / "run"], ("marginal", "rollout", "regret"), settings=settings, device="cpu")
-    told = {"reports": [to_dict(report) for report in reports], "files": [file.name for file in files]}
-    (folder / f"{process_info().rank}.json").write_text(json.dumps(told))
+    found = {"reports": [to_dict(report) for report in reports], "files": [file.name for file in files]}
+    (folder / f"{process_info().rank}.json").write_text(json.dumps(found))
 
 
 def scenario(name: str, work: Callable[[Path], None], size: int = 2, slurm: bool = False) -> None:
@@ -99,7 +99,7 @@ def scenario(name: str, work: Callable[[Path], None], size: int = 2, slurm: bool
     shutil.copytree(RUN, folder / "run")
 
     def one() -> None:
-        """Errors are told as the command line tells them."""
+        """Errors are printed as the command line prints them."""
         sys.stderr = (folder / f"{process_info().rank}.err").open("w", buffering=1)
         try:
             work(folder)

@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 
 def fork(size: int, work: Callable[[], object], slurm: bool = False) -> list[int]:
-    """The work in ``size`` processes, told their places as torchrun or SLURM does; the status of each."""
+    """The work in ``size`` processes, with the environment variables of torchrun or SLURM; the status of each."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]

@@ -31,7 +31,7 @@ def ended(folder: Path) -> tuple[list[int], float]:
     return json.loads((folder / "ended.json").read_text())
 
 
-def told(folder: Path) -> list[str]:
+def messages(folder: Path) -> list[str]:
     """What the processes said in all: the lines on their way out."""
     return [
         line for file in sorted(folder.glob("*.err")) for line in file.read_text().splitlines() if "atlas:" in line
@@ -130,7 +130,7 @@ def test_diagnostics_are_those_of_one_process(out):
 def test_they_end_together_with_one_message(out, name, message):
     statuses, seconds = ended(out / name)
     assert 0 not in statuses and seconds < 60
-    (line,) = told(out / name)
+    (line,) = messages(out / name)
     assert line.startswith(message)
     assert {f.name for f in (out / name).glob("trained*")} == set()  # nothing half done is left
 

@@ -167,7 +167,7 @@ def image_of(*shape):
 
 
 @pytest.mark.parametrize(
-    ("stored", "quiet", "told"),
+    ("stored", "quiet", "messages"),
     [
         (None, [(32, 32), (224, 224), (101, 100)], {(48, 64): "is stretched", (16, 16): "is enlarged to 32×32"}),
         ((48, 64), [(48, 64), (480, 640), (36, 48)], {(64, 64): "had 48×64", (24, 32): "is enlarged"}),
@@ -176,7 +176,7 @@ def image_of(*shape):
     ids=["unknown", "wide", "smaller than the model"],
 )
 def test_an_image_that_is_bent_or_blurred_as_no_training_frame_was_is_told_of_once(
-    demo_model, run_folder, caplog, stored, quiet, told
+    demo_model, run_folder, caplog, stored, quiet, messages
 ):
     info = read_run(run_folder)[0]
     demo_model.run = replace(info, data=replace(info.data, frame_size=stored))
@@ -184,7 +184,7 @@ def test_an_image_that_is_bent_or_blurred_as_no_training_frame_was_is_told_of_on
     for shape in quiet:
         planner.plan(image_of(*shape), image_of(*shape))
     assert not caplog.records
-    for shape, said in told.items():
+    for shape, said in messages.items():
         caplog.clear()
         for _ in range(2):
             planner.plan(image_of(*shape), image_of(*shape))

@@ -43,16 +43,16 @@ def test_the_page_fits_its_screen_without_complaints(tmp_path):
     for width in (1280, 390):
         look = tmp_path / f"look{width}.html"
         look.write_text(LOOK.replace("WIDTH", str(width)).replace("PAGE", html.escape(page.read_text())))
-        told = subprocess.run(
+        done = subprocess.run(
             [str(BROWSER), "--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage",
              f"--user-data-dir={tmp_path / 'profile'}", "--enable-logging=stderr", "--virtual-time-budget=10000",
              "--dump-dom", look.as_uri()],
             capture_output=True, text=True, timeout=120,
         )  # fmt: skip
-        found = re.search(r"<pre>(\{.*?\})</pre>", told.stdout)
-        assert found, told.stderr[-2000:]
+        found = re.search(r"<pre>(\{.*?\})</pre>", done.stdout)
+        assert found, done.stderr[-2000:]
         seen = json.loads(html.unescape(found.group(1)))
         assert seen["width"] <= width
         assert seen["images"] >= 20 and seen["broken"] == 0
         assert len(set(seen["themes"])) == 2  # the switch switches
-        assert not [line for line in told.stderr.splitlines() if "CONSOLE" in line]
+        assert not [line for line in done.stderr.splitlines() if "CONSOLE" in line]

@@ -1,4 +1,4 @@
-"""A loss term of one's own is told the step and the total, as tensors that every update fills anew."""
+"""A loss term of your own gets the step and the total, as tensors that every update fills anew."""
 
 import sys
 from dataclasses import replace

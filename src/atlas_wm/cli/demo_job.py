@@ -47,7 +47,7 @@ def demo_results(run: Path) -> list[Path] | None:
 
 
 def run_demo(out: Path, seeds: Sequence[int], fresh: bool = False) -> None:
-    """Collect, train, evaluate, report. Finished parts of an earlier run are kept unless ``fresh``."""
+    """Collect, train, evaluate, report. Reuses the finished parts of an earlier run unless ``fresh``."""
     console, started = Console(), time.monotonic()
     if fresh:
         shutil.rmtree(out, ignore_errors=True)
@@ -58,7 +58,7 @@ def run_demo(out: Path, seeds: Sequence[int], fresh: bool = False) -> None:
         console.print(f"[dim]{time.monotonic() - started:5.0f} s[/dim]  {text}", highlight=False)
 
     if data.exists():
-        say(f"{data} is there from an earlier run and is kept (--fresh starts over)")
+        say(f"{data} exists from an earlier run and is reused (--fresh starts over)")
     else:
         say(f"collecting {EPISODES} TwoRoom demonstrations (states and actions; frames are drawn from states)")
         collect_with_progress(task, data, EPISODES, pixels=False)
@@ -66,7 +66,7 @@ def run_demo(out: Path, seeds: Sequence[int], fresh: bool = False) -> None:
     runs = {(m, s): out / (m if len(seeds) == 1 else f"{m}-{s}") for s in seeds for m in METHODS}
     for (method, seed), run in runs.items():
         if run.exists():
-            say(f"{run} is there from an earlier run and is kept (--fresh starts over)")
+            say(f"{run} exists from an earlier run and is reused (--fresh starts over)")
             continue
         config = demo(method)
         config = replace(config, train=replace(config.train, seed=seed))
