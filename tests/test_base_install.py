@@ -24,13 +24,18 @@ USER_EXTRAS = {
 WITHOUT_EXTRAS = """
 import sys
 
-class Hide:
+class Hiding:
+    def __init__(self, finder):
+        self.finder = finder
+
+    def __getattr__(self, name):
+        return getattr(self.finder, name)
+
     def find_spec(self, name, path=None, target=None):
-        if name.partition(".")[0] in hidden:
-            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+        return None if name.partition(".")[0] in hidden else self.finder.find_spec(name, path, target)
 
 hidden = set(sys.argv.pop(1).split(","))
-sys.meta_path.insert(0, Hide())
+sys.meta_path[:] = map(Hiding, sys.meta_path)
 """
 PLAN = """
 import atlas_wm.losses

@@ -51,7 +51,7 @@ def test_the_given_task_is_evaluated_and_recorded_beside_the_runs_own(run, capsy
     [
         ("eval", ["Wide"], r"needs \(rows, 3\)"),
         ("eval", ["Blind"], "has no column 'nowhere'"),
-        ("eval", ["Easy", "Blind"], "one --task at a time"),
+        ("eval", ["Easy", "Blind"], "--task takes one task"),
         ("diagnose", ["Easy"], "no run is of --task .*Easy, but of 'tworoom': leave it out"),
         ("bank", ["Easy"], "no run is of --task .*Easy, but of 'tworoom': leave it out"),
     ],

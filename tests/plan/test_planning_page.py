@@ -39,4 +39,4 @@ def test_the_page_works_as_written(page, trained, task, tmp_path, monkeypatch):
             exec(compile(block, str(page), "exec"), names)
     assert np.shape(steps) == (25, 2) and len(stops) == (max(names["plan"].novelty) > 99)
     if "plans" in names:
-        assert [plan.actions.shape for plan in names["plans"]] == [(25, 2)] * 2
+        assert [plan.actions.shape for plan in names["plans"]] == [(5, 2)] * 2  # execute=1
