@@ -49,7 +49,7 @@ class Diagnosed:
     elsewhere: Path  # of other data, never evaluated
     collapsed: Path  # whose encoder gives the same latent for everything
     patches: Path  # whose latents are patch tokens, as DINO-WM's
-    short: Path  # as FAST-WM's, but for at most three action blocks
+    short: Path  # as FAST-WM's, but for at most three action chunks
     printed: list[str]
     said: str
 

@@ -39,7 +39,8 @@ def test_of_patch_tokens_the_latent_is_the_anchor(diagnosed):
 
 def test_a_predictor_that_ends_before_the_candidates_is_told_and_the_rest_goes_on(diagnosed):
     for what in ("rollout", "relational", "regret"):
-        assert f"short: no {what}: 5 action chunks are more than the 3 that this model was trained on" in diagnosed.said
+        said = f"short: no {what}: 5 action chunks are more than the 3 that this model was trained on"
+        assert said in diagnosed.said
         assert not (diagnosed.short / f"diagnostics/{what}.json").exists()
     assert diagnosed.read("short", "marginal")["result"]["frames"] == 1000
     assert diagnosed.read("short", "probe")["result"]["episodes"] == 10
