@@ -22,6 +22,7 @@ class DiagnoseRng(IntEnum):
     QUERIES = 1  # starts, goals and candidate actions
     MAP = 2  # rows of the latent map
     MARGINAL = 3  # recorded frames, of a task without an environment
+    STATE = 4  # rows that state probes are fitted and judged on
 
 
 def make_rng(*key: int, device: torch.device | str = "cpu") -> torch.Generator:

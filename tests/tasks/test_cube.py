@@ -82,6 +82,16 @@ def test_columns_are_those_of_the_published_file_and_the_hidden_ones(env, episod
     assert (joint.qposadr[0], len(joint.qpos0)) == (CUBE.start, CUBE.stop - CUBE.start)
 
 
+def test_the_probe_reads_the_positions_of_the_simulation_in_metres(env, episode, states):
+    cube, gripper = TASK.coordinates(episode["observation"])
+    assert [(c.name, c.unit) for c in (cube, gripper)] == [("cube", "m"), ("gripper", "m")]
+    np.testing.assert_allclose(cube.values, episode["privileged_block_0_pos"], atol=1e-6)
+    for row in (0, 60, 150):
+        TASK.reset(env, states[row], states[-1])
+        there = env.unwrapped.compute_ob_info()["proprio/effector_pos"]
+        np.testing.assert_allclose(gripper.values[row], there, atol=1e-4)
+
+
 def test_a_reset_puts_the_simulation_exactly_where_asked(env, states):
     rng = np.random.default_rng(0)
     for row, goal in rng.choice(len(states), (50, 2)):

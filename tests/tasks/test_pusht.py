@@ -190,3 +190,17 @@ def test_the_pusher_pushes_from_all_sides_and_turns_the_block_both_ways(env, epi
     assert len(octants) >= 6
     assert (turned > 5).mean() > 0.15
     assert (turned < -5).mean() > 0.15
+
+
+def test_the_probe_reads_agent_block_and_an_angle_that_wraps():
+    turns = np.array([0.3, 0.3 + 2 * np.pi, 0.3 - 2 * np.pi, 0.3 + np.pi])
+    states = np.column_stack([np.arange(16).reshape(4, 4), turns, np.zeros((4, 2))])
+    agent, block, angle = TASK.coordinates(states)
+    assert [(c.name, c.unit, c.angle) for c in (agent, block, angle)] == [
+        ("agent", "px", False),
+        ("block", "px", False),
+        ("angle", "°", True),
+    ]
+    assert np.array_equal(agent.values, states[:, :2]) and np.array_equal(block.values, states[:, 2:4])
+    np.testing.assert_allclose(angle.values[:3], np.tile([np.cos(0.3), np.sin(0.3)], (3, 1)), atol=1e-12)
+    np.testing.assert_allclose(angle.values[3], -angle.values[0], atol=1e-12)

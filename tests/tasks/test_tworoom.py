@@ -56,3 +56,9 @@ def test_solved_agrees_with_the_environment(env):
         assert TASK.solved(TASK.state(env), goal) == terminated
         verdicts.add(bool(terminated))
     assert verdicts == {True, False}
+
+
+def test_the_probe_reads_the_agents_position():
+    (agent,) = TASK.coordinates(positions())
+    assert (agent.name, agent.unit, agent.angle) == ("agent", "px", False)
+    assert np.array_equal(agent.values, positions())

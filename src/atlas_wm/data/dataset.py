@@ -20,7 +20,7 @@ from atlas_wm.images import reduce_frames
 from atlas_wm.runs.files import MOST_SETTINGS, read_json
 from atlas_wm.runs.versions import check_modules, to_install
 from atlas_wm.tasks import Task, task_id
-from atlas_wm.tasks.base import import_harness
+from atlas_wm.tasks.base import Coordinate, import_harness
 
 SMALL, MOST_PACKING = 2**26, 2000  # bytes; gzip packs no better than 1 to 1030
 HDF5_ENDINGS = (".h5", ".hdf5")
@@ -71,6 +71,17 @@ class EpisodeData:
             parts.append(self._column(name))
             self._check_finite(name, parts[-1], "write the dataset again without these episodes")
         return np.concatenate(parts, axis=1) if parts else np.empty((len(self.actions), 0), np.float32)
+
+    def coordinates(self) -> list[Coordinate]:
+        """The parts of the state that probes read, for all R rows."""
+        task = self.task
+        states = self.columns(task.coordinate_columns or task.state_columns)
+        if not states.shape[1]:
+            raise UserError(
+                f"{self.path} has no state, which state probes need: name its columns as state_columns in a task "
+                f"(docs/guides/robot-data.md)"
+            )
+        return task.coordinates(states)
 
     def start_states(self, rows: np.ndarray) -> np.ndarray:
         """What ``Task.reset`` takes for rows (n,), the state and then the hidden columns: (n, s + h).

@@ -3,7 +3,7 @@
 import logging
 import warnings
 from abc import ABC, abstractmethod
-from typing import Any
+from typing import Any, NamedTuple
 
 import gymnasium as gym
 import numpy as np
@@ -29,6 +29,15 @@ def import_harness() -> None:
             raise UserError(f"stable-worldmodel does not load ({error}): {remedy}") from error
 
 
+class Coordinate(NamedTuple):
+    """A part of the state that probes read from a representation."""
+
+    name: str
+    unit: str
+    values: np.ndarray  # (N, k); an angle as (cos, sin)
+    angle: bool = False  # its error is in degrees
+
+
 class Task(ABC):
     """The columns of a dataset, the environment it was recorded in, and how to start an episode from a dataset row.
 
@@ -49,6 +58,8 @@ class Task(ABC):
     novelty_columns: tuple[tuple[str, ...], ...] = ()
     """The same for the state whose distance from the training data says how novel an episode is. Empty: the state
     columns."""
+    coordinate_columns: tuple[tuple[str, ...], ...] = ()
+    """The same for what :meth:`coordinates` takes. Empty: the state columns."""
     hidden_columns: tuple[str, ...] = ()
     """Columns that are not part of the state but make a reset repeat a demonstration exactly, such as the warm
     start of a solver. If the dataset has all of them, :meth:`reset` gets them appended to the state."""
@@ -134,6 +145,11 @@ class Task(ABC):
     def reached(self, env: gym.Env, goal_state: np.ndarray, terminated: bool) -> bool:
         """Whether the last step reached the goal. Default: the environment terminated the episode."""
         return terminated
+
+    def coordinates(self, states: np.ndarray) -> list[Coordinate]:
+        """What the state probe reads, from rows (N, s) of ``coordinate_columns``. Default: each number by itself,
+        without a unit."""
+        return [Coordinate(f"state_{i}", "", states[:, i : i + 1]) for i in range(states.shape[1])]
 
     def draw(self, states: np.ndarray, size: int) -> Tensor:
         """Images of states, equal to what the environment renders, reduced to ``size``:

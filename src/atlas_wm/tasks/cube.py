@@ -11,9 +11,10 @@ import numpy as np
 
 from atlas_wm.errors import UserError
 from atlas_wm.tasks import rendering
-from atlas_wm.tasks.base import Columns, Task, import_harness
+from atlas_wm.tasks.base import Columns, Coordinate, Task, import_harness
 
-SUCCESS_RADIUS = 0.04  # m; the environment's constant
+SUCCESS_RADIUS = 0.04  # m; this and the next are the environment's constants
+TABLE_CENTRE = np.array([0.425, 0.0, 0.0])  # m
 POSITIONS, VELOCITIES = 21, 20  # lengths of qpos and qvel
 STATE = POSITIONS + VELOCITIES
 HIDDEN = STATE + VELOCITIES  # numbers in the hidden columns
@@ -30,6 +31,7 @@ class Cube(Task):
     action_bounds = ((-1.0, 1.0),) * 5
     state_columns = (("qpos", "qvel"),)
     novelty_columns = (("observation",),)
+    coordinate_columns = (("observation",),)
     hidden_columns = ("qpos_low", "qvel_low", "qacc_warmstart")
     episodes_per_job = 2  # software rendering takes a minute per episode
     most_at_once = 16  # 320 MB each with a renderer
@@ -86,6 +88,11 @@ class Cube(Task):
         """Metres between the cube and its goal position."""
         cube, target = (np.asarray(s, np.float64)[CUBE][:3] for s in (state, goal_state))
         return float(np.linalg.norm(cube - target))
+
+    def coordinates(self, states: np.ndarray) -> list[Coordinate]:
+        """The observation holds positions relative to the table's centre, in units of 0.1 m."""
+        cube, gripper = (states[:, part] / 10 + TABLE_CENTRE for part in (slice(19, 22), slice(12, 15)))
+        return [Coordinate("cube", "m", cube), Coordinate("gripper", "m", gripper)]
 
     def solved(self, state: np.ndarray, goal_state: np.ndarray) -> bool:
         return self.distance(state, goal_state) <= SUCCESS_RADIUS

@@ -6,7 +6,7 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 
-from atlas_wm.tasks.base import Columns, Task
+from atlas_wm.tasks.base import Columns, Coordinate, Task
 from atlas_wm.tasks.pusher import Pusher, PusherSettings
 
 SUCCESS_RADIUS = 20.0  # px, over agent and block together; this and the next are the environment's constants
@@ -92,6 +92,14 @@ class PushT(Task):
     def distance(self, state: np.ndarray, goal_state: np.ndarray) -> float:
         """px, over the positions of agent and block together."""
         return float(np.linalg.norm(np.asarray(state)[:4] - np.asarray(goal_state)[:4]))
+
+    def coordinates(self, states: np.ndarray) -> list[Coordinate]:
+        angle = np.stack([np.cos(states[:, 4]), np.sin(states[:, 4])], axis=1)
+        return [
+            Coordinate("agent", "px", states[:, :2]),
+            Coordinate("block", "px", states[:, 2:4]),
+            Coordinate("angle", "°", angle, angle=True),
+        ]
 
     def solved(self, state: np.ndarray, goal_state: np.ndarray) -> bool:
         turn = abs(float(state[4]) - float(goal_state[4]))

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from atlas_wm.images import reduce_frames
-from atlas_wm.tasks.base import Columns, Task
+from atlas_wm.tasks.base import Columns, Coordinate, Task
 
 SUCCESS_RADIUS = 16.0  # px; the environment's own constant
 # px; farther away the dot has a weight of at most 2^-25, which changes no pixel in float32.
@@ -54,6 +54,9 @@ class TwoRoom(Task):
 
     def distance(self, state: np.ndarray, goal_state: np.ndarray) -> float:
         return float(np.linalg.norm(np.asarray(state) - np.asarray(goal_state)))
+
+    def coordinates(self, states: np.ndarray) -> list[Coordinate]:
+        return [Coordinate("agent", "px", states[:, :2])]
 
     def solved(self, state: np.ndarray, goal_state: np.ndarray) -> bool:
         return self.distance(state, goal_state) < SUCCESS_RADIUS
