@@ -19,7 +19,7 @@ TIMES = {"seconds", "clips_per_second"}  # all that may differ
 
 def trained_and_diagnosed(run: Path, task, data: Path, config) -> Path:
     train(config, task, data, run, method="atlas", recipe="demo", device="cpu")
-    what = ("marginal", "rollout", "relational", "regret", "geometry")
+    what = ("state", "marginal", "rollout", "relational", "regret", "geometry")
     diagnose([run], what, settings=QuerySettings(queries=2, candidates=4, offset=20), device="cpu", workers=1)
     return run
 

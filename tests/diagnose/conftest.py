@@ -16,6 +16,7 @@ from atlas_wm.config import EncoderConfig, ModelConfig, PlanConfig, PredictorCon
 from atlas_wm.data.dataset import EpisodeData
 from atlas_wm.diagnose.simulate import Simulator
 from atlas_wm.evaluate.evaluate import evaluate
+from atlas_wm.models import probes
 from atlas_wm.recipes import demo
 
 
@@ -71,6 +72,11 @@ def diagnosed(evaluated_run, other_data, trained, task, tmp_path_factory) -> Dia
     runs = evaluated_run, changed, elsewhere, collapsed, patches, short
     numbers = {"queries": SETTINGS.queries, "candidates": SETTINGS.candidates, "offset": OFFSET, "workers": 1}
     settings = [word for name, number in numbers.items() for word in (f"--{name}", str(number))]
-    with redirect_stdout(StringIO()) as out, redirect_stderr(StringIO()) as said:
+    with (
+        pytest.MonkeyPatch.context() as monkeypatch,
+        redirect_stdout(StringIO()) as out,
+        redirect_stderr(StringIO()) as said,
+    ):
+        monkeypatch.setattr(probes, "STEPS", 20)  # 1,500 take 20 s per run
         main(["diagnose", *map(str, runs), *settings, "--device", "cpu"])
     return Diagnosed(*runs, out.getvalue().splitlines(), said.getvalue())

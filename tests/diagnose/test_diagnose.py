@@ -155,7 +155,7 @@ def test_other_settings_measure_what_depends_on_them(again, setting):
     if setting == "offset":
         for run in again.runs:
             change_json(evaluation_of(run), "protocol", "offset", value=OFFSET + 1)
-    also = {"offset": WITH_EVALUATION, "seed": {"marginal", "geometry"}}.get(setting, set())
+    also = {"offset": WITH_EVALUATION, "seed": {"state", "marginal", "geometry"}}.get(setting, set())
     changed = replace(SETTINGS, **{setting: getattr(SETTINGS, setting) + 1})
     assert again(changed) == SHARED | also
     assert again(changed) == set()

@@ -174,6 +174,18 @@ def _results(good: float, rng: np.random.Generator) -> dict[str, dict[str, Any]]
             "bank": 1500,
             "neighbours": 50,
         },
+        "state": {
+            "coordinates": [{"name": "agent", "unit": "px"}],
+            "representations": {
+                name: {
+                    "linear": {"agent": {"r2": r2 - 0.11, "error": 30 * (1 - good) + 9.5}},
+                    "mlp": {"agent": {"r2": r2, "error": 30 * (1 - good) + 4.25}},
+                }
+                for name, r2 in (("patch", 0.97), ("cls", 0.93), ("z", 0.5 + 0.4 * good))
+            },
+            "fitted": 5000,
+            "judged": 1000,
+        },
         "marginal": {
             "frames": 1000,
             "mean_norm": 2.2 - 1.2 * good,

@@ -92,6 +92,9 @@ def test_the_numbers_are_those_of_the_files(four, page):
         for name in REPRESENTATIONS:
             assert f"{probe[name]['auroc']:.2f}" in page.sections["probe"]
             assert f"[{probe[name]['low']:.2f}, {probe[name]['high']:.2f}]" in page.sections["probe"]
+        for of_one in result(run, "state")["representations"].values():
+            linear, mlp = of_one["linear"]["agent"], of_one["mlp"]["agent"]
+            assert f"{linear['r2']:.2f} / {mlp['r2']:.2f}, {mlp['error']:.3g} px" in page.sections["state"]
         assert f"{result(run, 'rollout')['median'][-1]:.3f}" in page.sections["rollout"]
         assert f"{result(run, 'relational')['maximum']['median']:.3f}" in page.sections["relational"]
         assert f"{result(run, 'regret')['means']['relational']:.3f}" in page.sections["regret"]

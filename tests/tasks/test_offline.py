@@ -21,7 +21,7 @@ sys.path.append(str(Path(__file__).parent.parent / "data"))
 from lerobot_layout import make_episodes, write_lerobot
 
 FEW = ("--queries", "5", "--offset", "25", "--device", "cpu", "--workers", "1")
-OFFLINE = {"marginal", "rollout", "geometry"}
+OFFLINE = {"state", "marginal", "rollout", "geometry"}
 
 
 class Arm(OfflineTask):
@@ -116,10 +116,11 @@ def test_rollout_error_compares_with_the_recorded_frames(run):
         assert result["per_query"][number][0] == pytest.approx(error.item(), rel=1e-3)
 
 
-def test_without_states_the_map_is_skipped_too(stateless, capsys, caplog):
+def test_without_states_the_map_and_the_state_probe_are_skipped_too(stateless, capsys, caplog):
     files, lines = diagnosed(stateless, capsys)
-    assert files == OFFLINE - {"geometry"}
+    assert files == OFFLINE - {"geometry", "state"}
     assert any("no geometry" in line and "has no state column" in line for line in lines)
+    assert len([line for line in lines if "no state:" in line and "which state probes need" in line]) == 1
     assert not (stateless / "states.safetensors").exists()
     (stateless / "bank.safetensors").unlink()
     main(["bank", str(stateless), "--device", "cpu"])

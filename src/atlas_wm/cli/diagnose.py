@@ -42,7 +42,7 @@ def diagnose(
         queries: Number of start states for rollout, relational and regret.
         candidates: Action sequences per start state.
         offset: Steps of the demonstration between start and goal.
-        seed: Seed of the queries and the random-policy frames.
+        seed: Seed of the queries, the random-policy frames and the frames of the state probe.
         data: Dataset to take start states from.
         workers: Number of processes that simulate.
         timeout: Seconds an environment may take for one query; 0 for no limit.

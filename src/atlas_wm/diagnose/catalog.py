@@ -26,11 +26,11 @@ class Diagnostic(NamedTuple):
     question: str
     settings: tuple[str, ...]  # that the result depends on: names of QuerySettings or attributes of Diagnosis
     keys: tuple[str, ...]  # of the result, that the report needs
-    uses_bank: bool = False  # compares with training frames
+    uses_bank: bool = False  # looks at training frames
     needs_env: bool = False  # the others also work on recorded data alone
 
 
-DiagnosticName = Literal["probe", "marginal", "rollout", "relational", "regret", "geometry", "cases"]
+DiagnosticName = Literal["probe", "state", "marginal", "rollout", "relational", "regret", "geometry", "cases"]
 QUERY_SETTINGS = tuple(field.name for field in fields(QuerySettings))
 DIAGNOSTICS: dict[DiagnosticName, Diagnostic] = {
     "probe": Diagnostic(
@@ -39,6 +39,12 @@ DIAGNOSTICS: dict[DiagnosticName, Diagnostic] = {
         ("representations", "episodes", "failures"),
         uses_bank=True,
         needs_env=True,
+    ),
+    "state": Diagnostic(
+        "how much of the state can be read from the latent?",
+        ("seed",),
+        ("coordinates", "representations", "fitted", "judged"),
+        uses_bank=True,
     ),
     "marginal": Diagnostic(
         "is the latent Gaussian?",

@@ -21,6 +21,7 @@ from atlas_wm.diagnose.regret import regret
 from atlas_wm.diagnose.relational import relational
 from atlas_wm.diagnose.rollout import rollout
 from atlas_wm.diagnose.simulate import Simulator
+from atlas_wm.diagnose.state import state
 from atlas_wm.errors import UserError, unknown
 from atlas_wm.parallel.devices import pick_device
 from atlas_wm.parallel.launch import processes
@@ -104,6 +105,7 @@ class Diagnosis:
 
 MEASURE: dict[DiagnosticName, Callable[[Diagnosis], dict[str, Any]]] = {
     "probe": lambda d: probe(d.run, d.evaluated.episodes),
+    "state": lambda d: state(d.run, d.settings.seed),
     "marginal": lambda d: marginal(d.run, d.settings.seed),
     "rollout": lambda d: rollout(d.run, d.futures),
     "relational": lambda d: relational(d.run, d.futures),

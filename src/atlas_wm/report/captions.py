@@ -10,9 +10,19 @@ from atlas_wm.report.naming import method_name
 class Caption:
     shows: str
     read: str
-    paper: str
+    paper: str = ""  # empty: the paper has no such figure
 
 
+STATE = Caption(
+    "How much of the environment's state each representation of the frozen model holds. A small MLP learns to read "
+    "a coordinate from the representation of training episodes. The bar is its R² on held-out episodes: the share "
+    "of the coordinate's variance that it explains. The table adds a linear probe, and the error in the "
+    "coordinate's unit.",
+    "Longer is better. At 1 the coordinate can be read exactly, at 0 or below not at all; no bar is drawn below 0. "
+    "The planner cannot see a coordinate that z does not hold. If mean patch or CLS hold it and z does not, the "
+    "projection to z loses it. With several runs, the bar is their mean and the line spans from the lowest to the "
+    "highest.",
+)
 MARGINAL = Caption(
     "The model encodes frames that random actions lead to; no demonstration contains them. Four statistics "
     "compare their latents with the standard Gaussian that training aims for: the norm of the mean (0 for a "

@@ -19,6 +19,7 @@ from atlas_wm.report.planning import regret_section, relational_section, rollout
 from atlas_wm.report.probe import probe_section
 from atlas_wm.report.runs import Run, Study, read_study
 from atlas_wm.report.section import Notice, Section, data_warnings
+from atlas_wm.report.state import state_section
 from atlas_wm.report.style import Figure, themed
 from atlas_wm.report.success import ablation_section, headlines, main_section
 from atlas_wm.report.training import settings_section, training_section
@@ -32,6 +33,7 @@ SECTIONS: list[Callable[[Study], Section]] = [
     main_section,
     ablation_section,
     probe_section,
+    state_section,
     geometry_section,
     marginal_section,
     rollout_section,
