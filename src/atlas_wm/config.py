@@ -295,6 +295,8 @@ class TrainConfig:
     """Steps between rows of metrics."""
     validate_every: int = 500
     """Steps between validations."""
+    probe: bool = False
+    """At every validation, log as val_probe_… how well a linear probe reads each coordinate of the state from z."""
     checkpoint_every: int | None = None
     """Steps between checkpoints, from which an interrupted run resumes. None: about every minute, and at most 1 %
     of the time."""

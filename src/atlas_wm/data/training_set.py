@@ -23,6 +23,7 @@ from atlas_wm.rng import TrainRng
 from atlas_wm.tasks import Task
 
 BANK_FRAMES, FRAMES_AT_ONCE = 1500, 50
+PROBE_FITTED, PROBE_JUDGED = 2000, 500  # frames, at most
 TOKENS = "tokens.f16"  # in the run folder while it is trained
 
 
@@ -110,13 +111,27 @@ class TrainingSet:
 
     def sample_frames(self, count: int = BANK_FRAMES) -> Iterator[Tensor]:
         """Different frames of training clips, always the same random choice: batches (n, 3, S, S) uint8."""
-        data, clips = self.data, self.training
-        in_clip = np.zeros(self.info.rows, dtype=bool)
+        rows = np.random.default_rng(0).permutation(self._rows(self.training))[:count]
+        for first in range(0, len(rows), FRAMES_AT_ONCE):
+            yield self.data.frames_of(rows[first : first + FRAMES_AT_ONCE])
+
+    def probe_rows(self) -> tuple[np.ndarray, np.ndarray]:
+        """Rows of training clips to fit a state probe on, and other rows, of validation clips, to judge it on."""
+        rng = np.random.default_rng(0)
+        judged = rng.permutation(self._rows(self.validation))[:PROBE_JUDGED]
+        fitted = rng.permutation(np.setdiff1d(self._rows(self.training), judged))[:PROBE_FITTED]
+        return np.sort(fitted), np.sort(judged)
+
+    def inputs_of(self, rows: np.ndarray) -> Tensor:
+        """Frames of rows, (n, 3, S, S) uint8; where tokens are cached, the tokens: (n, K, w) float16."""
+        return self.data.frames_of(rows) if self.cache is None else self.cache.read(rows)
+
+    def _rows(self, clips: ClipIndex) -> np.ndarray:
+        """The rows of all frames of the clips, each once."""
+        data, in_clip = self.data, np.zeros(self.info.rows, dtype=bool)
         for frame in range(self.config.model.clip_frames):
             in_clip[data.offsets[clips.episode] + clips.start + frame * data.frameskip] = True
-        rows = np.random.default_rng(0).permutation(np.flatnonzero(in_clip))[:count]
-        for first in range(0, len(rows), FRAMES_AT_ONCE):
-            yield data.frames_of(rows[first : first + FRAMES_AT_ONCE])
+        return np.flatnonzero(in_clip)
 
     def _dataset(self, clips: ClipIndex) -> ClipDataset:
         return ClipDataset(self.data, clips, self.normalizer, self.config.model, self.cache)

@@ -37,6 +37,7 @@ SPARE = 2**20  # bytes for the small files beside a checkpoint
 NOT_COMPARED = {
     "train.workers",
     "train.cache_frames",
+    "train.probe",
     "train.checkpoint_every",
     "train.save_every",
     "plan.clip_actions",

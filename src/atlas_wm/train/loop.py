@@ -28,7 +28,7 @@ from atlas_wm.train.monitors import HEALTH, CollapseMonitor, LossBuffer, StopSig
 from atlas_wm.train.schedule import warmup_cosine
 from atlas_wm.train.start import check_disk, make_model, run_info, shared_folder, start_or_resume, token_encoder
 from atlas_wm.train.step import is_mixed, make_step
-from atlas_wm.train.validation import VALIDATION_BATCHES, measure_batchnorm, validate
+from atlas_wm.train.validation import VALIDATION_BATCHES, StateProbe, measure_batchnorm, validate
 
 
 class Progress(NamedTuple):
@@ -73,6 +73,7 @@ def train(
     with shared_folder(out, overwrite) as folder:
         training_set = open_training_set(data_path, task, config)
         check_rendering(training_set.data)
+        probe = StateProbe(training_set) if config.train.probe else None
         where = pick_device(device)
         info = run_info(config, task, training_set, where, method, recipe, init)
         saved = start_or_resume(folder, info, training_set, overwrite)
@@ -82,12 +83,13 @@ def train(
         if saved is None:
             check_disk(folder, model, training_set)
         first = saved.step if saved else 0
-        log = MetricsLog(folder, metric_names(config), first, on_metrics) if is_main() else NoMetrics()
+        log = MetricsLog(folder, metric_names(config, probe), first, on_metrics) if is_main() else NoMetrics()
         with StopSignals() as stop, log as metrics, name_dead_loaders():
             agree = from_main if world_size() > 1 else None
             notes = {"tokens": training_set.caches_tokens}
             checkpointer = Checkpointer(folder, config.train, saved, stop, metrics.flush, rank(), agree, **notes)
-            fit(model, training_set, where, metrics.write, on_progress, plain=plain, checkpointer=checkpointer)
+            write = metrics.write
+            fit(model, training_set, where, write, on_progress, plain=plain, checkpointer=checkpointer, probe=probe)
         if is_main():
             finish(model, training_set, folder)
     if is_main():
@@ -113,10 +115,12 @@ def fit(
     *,
     plain: bool = False,
     checkpointer: Checkpointer | None = None,
+    probe: StateProbe | None = None,
 ) -> None:
     """The training loop. Trains the model in place and leaves it in eval mode.
 
-    ``write`` gets every row of metrics. ``checkpointer``: the state to resume from, and how to save.
+    ``write`` gets every row of metrics. ``checkpointer``: the state to resume from, and how to save. ``probe``:
+    measured at each validation.
     """
     config, steps, start = training_set.config, training_set.steps, checkpointer.step if checkpointer else 0
     settings, mixed = config.train, is_mixed(config.train, device)
@@ -152,6 +156,8 @@ def fit(
                     measure_batchnorm(model, sample(training_set.training, settings.batchnorm_batches), mixed=bf16)
                 held_out = sample(training_set.validation, VALIDATION_BATCHES)
                 found = validate(model, held_out, config, collapse, update.progress, mixed=bf16)
+                if probe and is_main():
+                    found |= probe.measure(model, device, mixed=bf16)
                 row |= {f"val_{name}": value for name, value in found.items()}
                 clock.skip()
             write(step, row)
@@ -191,7 +197,7 @@ class Clock:
         self.resumed = time.perf_counter()
 
 
-def metric_names(config: RunConfig) -> list[str]:
+def metric_names(config: RunConfig, probe: StateProbe | None = None) -> list[str]:
     losses = ["total", *config.objective.weights]
-    validated = [*losses, *(() if config.model.encoder.frozen else HEALTH)]
+    validated = [*losses, *(() if config.model.encoder.frozen else HEALTH), *(probe.names if probe else ())]
     return ["epoch", *losses, "lr", "grad_norm", "clips_per_second", *(f"val_{name}" for name in validated)]

@@ -1,19 +1,25 @@
-"""What happens at a validation: BatchNorm statistics are measured, then the losses on held-out clips."""
+"""A validation: BatchNorm statistics are measured, then the losses on held-out clips, and state probes."""
 
 from collections.abc import Iterable
 
+import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from atlas_wm.config import RunConfig
 from atlas_wm.data.clips import Batch
+from atlas_wm.data.training_set import TrainingSet
+from atlas_wm.errors import UserError
 from atlas_wm.losses.objective import Losses, Progress, objective
+from atlas_wm.models.bank import flat
+from atlas_wm.models.probes import explained, ridge_probe
 from atlas_wm.models.world_model import WorldModel
+from atlas_wm.parallel.processes import alone
 from atlas_wm.rng import TrainRng, make_rng
 from atlas_wm.train.monitors import CollapseMonitor
 from atlas_wm.train.step import clip_latents, whole_batch
 
-VALIDATION_BATCHES = 4
+VALIDATION_BATCHES, PROBE_BATCH = 4, 250
 
 
 @torch.no_grad()
@@ -61,6 +67,47 @@ def measure_batchnorm(model: WorldModel, batches: Iterable[Batch], *, mixed: boo
     for norm, momentum in zip(norms, momenta, strict=True):
         norm.momentum = momentum
     model.train()
+
+
+class StateProbe:
+    """Linear probes from z to the coordinates of the state, fitted anew at every validation (``train.probe``)."""
+
+    def __init__(self, training_set: TrainingSet):
+        self.training_set = training_set
+        self.fitted, self.judged = training_set.probe_rows()
+        try:
+            self.coordinates = training_set.data.coordinates()
+        except UserError as error:
+            raise UserError(f"--train.probe cannot be used: {error}") from error
+        if not len(self.fitted):
+            raise UserError(f"--train.probe cannot be used: {training_set.data.path} has too few episodes")
+
+    @property
+    def names(self) -> list[str]:
+        return [f"probe_{coordinate.name}" for coordinate in self.coordinates]
+
+    def measure(self, model: WorldModel, device: torch.device, *, mixed: bool = False) -> dict[str, float]:
+        """R² of each coordinate on the judged rows. The main process computes it, without the others."""
+        model.eval()
+        with alone():
+            x, queries = (self._latents(model, rows, device, mixed) for rows in (self.fitted, self.judged))
+        model.train()
+        states = [torch.from_numpy(coordinate.values) for coordinate in self.coordinates]
+        predicted = [ridge_probe(x, y[self.fitted], queries) for y in states]
+        return {
+            name: explained(p, y[self.judged]) for name, p, y in zip(self.names, predicted, states, strict=True)
+        }
+
+    @torch.no_grad()
+    def _latents(self, model: WorldModel, rows: np.ndarray, device: torch.device, mixed: bool) -> Tensor:
+        """(n, d) on the CPU, in float32; patch tokens are averaged."""
+        parts = []
+        for batch in np.split(rows, range(PROBE_BATCH, len(rows), PROBE_BATCH)):
+            inputs = self.training_set.inputs_of(batch).to(device)
+            with torch.autocast(device.type, torch.bfloat16, enabled=mixed):
+                z = inputs if inputs.is_floating_point() else model.encode(inputs)
+            parts.append(flat(z.float()).cpu())
+        return torch.cat(parts)
 
 
 def mean_losses(losses: list[Losses]) -> dict[str, float]:
