@@ -12,6 +12,7 @@ import pytest
 
 from atlas_wm.diagnose.catalog import QuerySettings
 from atlas_wm.diagnose.diagnose import diagnose
+from atlas_wm.models import probes
 from atlas_wm.train.loop import train
 
 TIMES = {"seconds", "clips_per_second"}  # all that may differ
@@ -40,7 +41,8 @@ def content(path: Path):
 
 
 @pytest.mark.slow
-def test_the_same_seed_leaves_the_same_files(task, dataset_path, tiny_config, tmp_path):
+def test_the_same_seed_leaves_the_same_files(task, dataset_path, tiny_config, tmp_path, monkeypatch):
+    monkeypatch.setattr(probes, "STEPS", 20)
     config = replace(tiny_config, train=replace(tiny_config.train, steps=4))
     first, second = (
         trained_and_diagnosed(tmp_path / name / "run", task, dataset_path, config) for name in ("first", "second")
