@@ -77,6 +77,6 @@ def diagnosed(evaluated_run, other_data, trained, task, tmp_path_factory) -> Dia
         redirect_stdout(StringIO()) as out,
         redirect_stderr(StringIO()) as said,
     ):
-        monkeypatch.setattr(probes, "STEPS", 20)  # 1,500 take 20 s per run
+        monkeypatch.setattr(probes, "STEPS", 20)  # the real number takes seconds per run
         main(["diagnose", *map(str, runs), *settings, "--device", "cpu"])
     return Diagnosed(*runs, out.getvalue().splitlines(), said.getvalue())
