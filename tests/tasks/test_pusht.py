@@ -166,13 +166,30 @@ def test_an_episode_ends_when_the_block_is_near_the_green_t(episodes):
     assert np.mean(arrived) > 0.75, "the others ran out of time"
 
 
-def test_noise_is_smooth(env):
-    """Of a pusher at rest the actions are the noise alone: neighbours are alike, and it has the stated size."""
-    pusher = Pusher(env, 0, PusherSettings(pause=1.0, pause_steps=(2000, 2000)))
+def noise_of(env, seed: int, steps: int, **settings) -> np.ndarray:
+    """Of a pusher at rest the actions are the noise alone."""
+    pusher = Pusher(env, seed, PusherSettings(pause=1.0, pause_steps=(steps, steps), **settings))
     _, info = env.reset(seed=0)
-    noise = np.stack([pusher.get_action(info) for _ in range(2000)])
+    return np.stack([pusher.get_action(info) for _ in range(steps)])
+
+
+def correlation(noise: np.ndarray) -> float:
+    """Of the noise of consecutive steps."""
+    return np.corrcoef(noise[1:, 0], noise[:-1, 0])[0, 1]
+
+
+def test_noise_is_smooth(env):
+    noise = noise_of(env, 0, 2000)
     assert noise.std() == pytest.approx(0.03, rel=0.15)
-    assert np.corrcoef(noise[1:, 0], noise[:-1, 0])[0, 1] == pytest.approx(0.8, abs=0.1)
+    assert correlation(noise) == pytest.approx(0.8, abs=0.1)
+
+
+def test_white_noise_is_new_at_every_step_and_each_episode_has_its_own_size(env):
+    noises = [noise_of(env, seed, 300, action_noise=0.0, white_noise=0.3) for seed in range(8)]
+    assert all(abs(correlation(noise)) < 0.2 for noise in noises)
+    stds = [noise.std() for noise in noises]
+    assert max(stds) < 0.32 and max(stds) - min(stds) > 0.1
+    assert not noise_of(env, 0, 5, action_noise=0.0).any()
 
 
 def test_the_pusher_pushes_from_all_sides_and_turns_the_block_both_ways(env, episodes):

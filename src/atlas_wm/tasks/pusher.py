@@ -37,7 +37,8 @@ class PusherSettings:
     push_error: tuple[float, float] = (0.6, 1.2)  # factor on the best length of a push
     push_curve: float = 0.01  # rad per step, std of the change of a push's direction
     choice_noise: float = 0.05  # std of the score of a push, as a share of the block's distance from its goal
-    action_noise: float = 0.03  # std
+    action_noise: float = 0.03  # std, correlated over steps
+    white_noise: float = 0.0  # largest std of noise that is new at every step; each episode draws its own std
     pause: float = 0.06  # probability of a pause before a push
     pause_steps: tuple[int, int] = (3, 10)
     stroll: float = 0.18  # probability of a walk to a random position before a push
@@ -60,6 +61,8 @@ class Pusher:
         self._shape: Polygon | None = None
         self._script = self._play()
         self._rows, self._noise = 0, np.zeros(2)
+        self._white = np.random.default_rng([seed, 1])
+        self._white_std = self._white.uniform(0.0, self.settings.white_noise)
         margin = self.settings.agent_margin
         self._floor = box(margin, margin, WINDOW - margin, WINDOW - margin)
 
@@ -71,7 +74,8 @@ class Pusher:
         self._rows += 1
         fresh = self._rng.normal(0.0, self.settings.action_noise, 2)
         self._noise = NOISE_CORRELATION * self._noise + math.sqrt(1 - NOISE_CORRELATION**2) * fresh
-        action = next(self._script) / ACTION_SCALE + self._noise
+        white = self._white.normal(0.0, self._white_std, 2)
+        action = next(self._script) / ACTION_SCALE + self._noise + white
         low, high = self.settings.rows
         self.finished = self._rows + 1 >= high or (self._rows + 1 >= low and self._arrived())
         return np.clip(action, -1.0, 1.0).astype(np.float32)
