@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from atlas_wm.config import EncoderConfig, ObjectiveConfig, PlanConfig, RunConfig, TrainConfig
 from atlas_wm.errors import UserError
 from atlas_wm.methods import METHODS
-from atlas_wm.recipes import DEMO_WEIGHTS, RECIPES, get_recipe
+from atlas_wm.recipes import DEMO_WEIGHTS, RECIPES, TUNED, get_recipe, recipe_config
 from atlas_wm.settings import from_dict, to_dict
 
 
@@ -20,6 +20,22 @@ from atlas_wm.settings import from_dict, to_dict
 def test_every_recipe_survives_json(recipe, method):
     config = get_recipe(recipe)(method)
     assert from_dict(RunConfig, json.loads(json.dumps(to_dict(config)))) == config
+
+
+@pytest.mark.parametrize(("task", "method"), TUNED)
+def test_tuned_runs_survive_json(task, method):
+    config = recipe_config("tuned", method, task)
+    assert from_dict(RunConfig, json.loads(json.dumps(to_dict(config)))) == config
+    assert set(METHODS[method].objective.weights) <= set(config.objective.weights)
+
+
+def test_a_recipe_that_does_not_exist_is_refused():
+    with pytest.raises(UserError, match="unknown recipe 'smal'"):
+        recipe_config("smal", "atlas", "pusht")
+    with pytest.raises(UserError, match="no --recipe tuned for lewm on pusht, only for atlas on pusht"):
+        recipe_config("tuned", "lewm", "pusht")
+    with pytest.raises(UserError, match="name it first"):
+        recipe_config("tuned", "atlas", None)
 
 
 @given(

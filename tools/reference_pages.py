@@ -15,7 +15,7 @@ import tyro
 from atlas_wm.cli.app import COMMANDS
 from atlas_wm.cli.train import make_train
 from atlas_wm.config import RunConfig
-from atlas_wm.recipes import get_recipe
+from atlas_wm.recipes import RECIPES
 
 PAGES = Path(__file__).parent.parent / "docs" / "reference"
 HINT = re.compile(r"\s*\((?:default: (?P<default>.*)|required)\)$", re.S)  # what tyro puts behind a help text
@@ -95,25 +95,26 @@ def cli_page() -> str:
 
 def config_page() -> str:
     recipes: dict[str, dict[str, Any]] = {}
-    for recipe in ("paper", "demo"):
-        train = make_train(get_recipe(recipe)("atlas"))
+    for recipe in RECIPES:
+        train = make_train(RECIPES[recipe]("atlas"))
         recipes[recipe] = {a.option_strings[0]: a for a in actions_of(train) if a.option_strings}
     parts = [
         "# Settings",
         "*Generated from the code by `make docs`.*",
         "Every setting is a flag of `atlas train`, a field of the dataclasses in `atlas_wm.config`, and an entry\n"
-        "of `config.json` in the run folder. The columns show the values of the two recipes for `--method\n"
+        "of `config.json` in the run folder. The columns show the values of the recipes for `--method\n"
         "atlas`. Other methods differ in `objective`, some also in encoder and predictor (`atlas methods`).",
     ]
     sections: dict[str, list[tuple[str, ...]]] = {}
     for flag, action in recipes["paper"].items():
         if flag.startswith(SETTINGS):
             name, paper, meaning = row(action)
-            demo = row(recipes["demo"][flag])[1]
+            others = (row(recipes[recipe][flag])[1] for recipe in list(RECIPES)[1:])
             section = flag.removeprefix("--").rpartition(".")[0]
-            sections.setdefault(section, []).append((name, paper, "same" if demo == paper else demo, meaning))
+            cells = ("same" if value == paper else value for value in others)
+            sections.setdefault(section, []).append((name, paper, *cells, meaning))
     for section, rows in sections.items():
-        parts += [f"## {section}", table(("flag", "paper", "demo", "meaning"), rows)]
+        parts += [f"## {section}", table(("flag", *RECIPES, "meaning"), rows)]
     return "\n\n".join(parts) + "\n"
 
 

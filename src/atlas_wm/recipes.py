@@ -1,11 +1,11 @@
-"""Named runs, each derived from the one before. The named recipe is the run that was reported."""
+"""Named runs, each derived from the paper's. The named recipe is the run that was reported."""
 
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
 from atlas_wm.config import RunConfig
-from atlas_wm.errors import unknown
+from atlas_wm.errors import UserError, unknown
 from atlas_wm.methods import get_method
 
 # Weights at the demo's size, tuned on episodes that the demo never evaluates (docs/results.md).
@@ -19,6 +19,22 @@ def paper(method: str) -> RunConfig:
     """
     run = get_method(method).run_config
     return replace(run, plan=replace(run.plan, clip_actions=False))
+
+
+def small(method: str) -> RunConfig:
+    """For a laptop with a GPU, or to explore: 10 M parameters, 96×96 frames, 40,000 steps, actions clipped."""
+    base = paper(method)
+    if not base.model.encoder.frozen:
+        encoder = replace(base.model.encoder, image_size=96, patch_size=8, depth=6, positions="sincos")
+    else:  # a pretrained encoder keeps its own shape: it can only look at fewer patches
+        encoder = replace(base.model.encoder, image_size=7 * base.model.encoder.patch_size)
+    predictor = replace(base.model.predictor, heads=8, mlp=1024)
+    return replace(
+        base,
+        model=replace(base.model, encoder=encoder, predictor=predictor, hidden=1024),
+        train=replace(base.train, steps=40_000, lr=4e-4, split="episodes", validate_every=2000),
+        plan=replace(base.plan, clip_actions=True),
+    )
 
 
 def demo(method: str) -> RunConfig:
@@ -69,10 +85,36 @@ def demo(method: str) -> RunConfig:
     )
 
 
-RECIPES: dict[str, Callable[[str], RunConfig]] = {"paper": paper, "demo": demo}
+def tuned_pusht() -> RunConfig:
+    """For demonstrations with `--demonstrator white_noise=0.4` (docs/notes/pusht-noise.md)."""
+    base = small("atlas")
+    return replace(
+        base,
+        model=replace(base.model, inverse_hidden=512),
+        objective=replace(base.objective, inverse=1.0),
+        plan=replace(base.plan, cost="nearest", execute=1),
+    )
+
+
+RECIPES: dict[str, Callable[[str], RunConfig]] = {"paper": paper, "small": small, "demo": demo}
+TUNED: dict[tuple[str, str], Callable[[], RunConfig]] = {("pusht", "atlas"): tuned_pusht}  # by task and method
 
 
 def get_recipe(name: str) -> Callable[[str], RunConfig]:
     if name not in RECIPES:
         raise unknown("recipe", name, RECIPES)
     return RECIPES[name]
+
+
+def recipe_config(recipe: str, method: str, task: str | None) -> RunConfig:
+    """The settings of a recipe; those of ``tuned`` depend on the task."""
+    if recipe != "tuned":
+        if recipe not in RECIPES:
+            raise unknown("recipe", recipe, [*RECIPES, "tuned"])
+        return RECIPES[recipe](method)
+    if task is None:
+        raise UserError("--recipe tuned depends on the task: name it first, `atlas train pusht --recipe tuned`")
+    if (task, method) not in TUNED:
+        known = ", ".join(f"{m} on {t}" for t, m in TUNED)
+        raise UserError(f"there is no --recipe tuned for {method} on {task}, only for {known}: use --recipe small")
+    return TUNED[task, method]()

@@ -22,7 +22,7 @@ def methods(recipe: str = "paper") -> None:
         atlas methods --recipe demo
 
     Args:
-        recipe: The recipe whose model sizes to show: paper or demo.
+        recipe: The recipe whose model sizes to show: paper, small or demo.
     """
     get_recipe(recipe)  # an unknown name is an error before torch is imported
     print_methods(recipe)

@@ -10,7 +10,7 @@ from tyro.conf import arg
 
 from atlas_wm.cli.arguments import Device, TaskName, by_default
 from atlas_wm.config import RunConfig
-from atlas_wm.recipes import get_recipe
+from atlas_wm.recipes import recipe_config
 
 if TYPE_CHECKING:
     from atlas_wm.tasks import Task
@@ -36,19 +36,22 @@ def make_train(default: RunConfig) -> Callable[..., None]:
         """Train a world model and write a run folder.
 
         A recipe sets every flag below, and a flag overrides the recipe. The defaults shown are those of the paper
-        recipe; add --recipe demo before --help to see the demo's.
+        recipe; `atlas train TASK --recipe NAME --help` shows those of another.
 
         If training is interrupted, run the same command again: it resumes from the last checkpoint
         (docs/guides/interruptions.md). Losses go to RUN/metrics.csv and TensorBoard.
 
             atlas train tworoom --method atlas --recipe demo
+            atlas train pusht --recipe tuned --data data/pusht.h5
             atlas train pusht --data data/pusht.h5 --train.lr 1e-4 --objective.wemreg 1.0
             torchrun --nproc-per-node 4 -m atlas_wm train tworoom
 
         Args:
             method: atlas, lewm, lewm+ood, wemreg, pldm, dino-wm or fast-wm (`atlas methods` lists them), or your
                 own as module:NAME (docs/guides/own-method.md).
-            recipe: paper: the paper's run, 18 M parameters, for a GPU. demo: a small model, minutes on a laptop.
+            recipe: paper: the paper's run, 18 M parameters, 224×224 frames, for a GPU. small: 10 M parameters,
+                96×96 frames, for a laptop with a GPU. demo: 0.27 M parameters, 32×32 frames, minutes without a GPU.
+                tuned: the run with the best measured success on the task (docs/results.md).
             data: Dataset.
             out: Run folder to write.
             device: Where to train; auto takes CUDA, then MPS, then the CPU.
@@ -80,12 +83,13 @@ def make_train(default: RunConfig) -> Callable[..., None]:
 
 
 def recipe_defaults(arguments: Sequence[str]) -> RunConfig:
-    """The settings that --recipe and --method stand for, so that the other flags change those."""
+    """The settings that --recipe, --method and the task stand for, so that the other flags change those."""
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     parser.add_argument("--method", default="atlas")
     parser.add_argument("--recipe", default="paper")
     known, _ = parser.parse_known_args(arguments)
-    return get_recipe(known.recipe)(known.method)
+    first = arguments[1] if len(arguments) > 1 and not arguments[1].startswith("-") else None
+    return recipe_config(known.recipe, known.method, task=first)
 
 
 def train_with_progress(
