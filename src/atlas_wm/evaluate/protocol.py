@@ -41,6 +41,7 @@ def draw_starts(data: EpisodeData, protocol: Protocol, seed: int, run: RunInfo |
             )
         raise UserError(
             f"only {len(rows)} rows of {data.path} ({protocol.part}) have {protocol.offset} rows left in their "
-            f"episode, {protocol.episodes} are wanted: lower --episodes or --offset, or collect more"
+            f"episode, {protocol.episodes} are wanted: lower --episodes (--queries for `atlas diagnose`) or "
+            f"--offset, or collect more"
         )
     return np.sort(np.random.default_rng(seed).choice(rows, protocol.episodes, replace=False))
