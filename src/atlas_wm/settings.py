@@ -1,6 +1,7 @@
 """Settings as frozen dataclasses: checked when created, and just as strictly when read from files."""
 
 import dataclasses
+import json
 import re
 import sys
 from collections.abc import Sequence
@@ -71,6 +72,48 @@ def from_dict(cls: type[T], data: Any, where: str = "config") -> T:
         return cls(**settings)
     except SettingError as error:
         raise UserError(f"{where}: {error}") from error
+
+
+def with_changes(config: T, given: Sequence[str], where: str) -> T:
+    """The settings after changes written as ``NAME=VALUE``, each checked against its declared type. The numbers of
+    a tuple are separated by commas. Errors begin with ``where`` and list all settings."""
+    hints, changes = get_type_hints(type(config)), dict[str, Any]()
+    try:
+        for text in given:
+            name, equals, value = text.partition("=")
+            if not equals:
+                raise UserError(f"it takes NAME=VALUE, not {short(text)}")
+            if name not in hints:
+                raise UserError(f"there is no setting {short(name)}.{did_you_mean(name, hints)}")
+            if name in changes:
+                raise UserError(f"{name} is given twice")
+            changes[name] = _parse(hints[name], _from_text(hints[name], value), name)
+        return dataclasses.replace(config, **changes)  # type: ignore[type-var]
+    except (UserError, ValueError, TypeError) as error:  # the last two: from a dataclass of the user
+        end = "" if str(error).endswith((".", "?")) else "."
+        raise UserError(f"{where}: {error}{end} Settings: {as_text(config)}") from error
+
+
+def as_text(config: Any) -> str:
+    """``targets=one (or many), action_noise=0.1``: every setting as :func:`with_changes` takes it."""
+    hints, found = get_type_hints(type(config)), []
+    for name, value in to_dict(config).items():
+        value = ",".join(map(str, value)) if isinstance(value, (list, tuple)) else value
+        others = [str(v) for v in get_args(hints[name]) if v != value] if get_origin(hints[name]) is Literal else []
+        found.append(f"{name}={value}" + (f" (or {', '.join(others)})" if others else ""))
+    return ", ".join(found)
+
+
+def _from_text(hint: Any, text: str) -> Any:
+    """What JSON would hold for a value typed on the command line."""
+    if hint is str or get_origin(hint) is Literal:
+        return text
+    if get_origin(hint) in (list, tuple):
+        return [_from_text(get_args(hint)[0], part) for part in text.split(",")]
+    try:
+        return json.loads({"none": "null"}.get(text.lower(), text.lower()))
+    except ValueError:
+        return text
 
 
 def _parse(hint: Any, value: Any, where: str) -> Any:

@@ -16,6 +16,7 @@ from atlas_wm.tasks import rendering
 from atlas_wm.tasks.cube import CUBE, CUBE_JOINT, POSITIONS, Cube
 
 TASK = Cube()
+MANY = TASK.with_demonstrator(["targets=many"])
 FORMATS = {".h5": "hdf5", ".lance": "lance"}
 ROWS = (0, *sorted(1 + np.random.default_rng(0).choice(200, 19, replace=False)))  # of 201: those drawn
 
@@ -204,17 +205,35 @@ def test_the_expert_carries_the_cube_about(env):
         assert np.abs(demonstration["action"][:-1]).max() <= 1
 
 
-def test_each_new_target_is_a_new_place_and_is_reached(env):
-    policy = TASK.demonstrator(env, seed=1)
+def targets_of(task: Cube, env) -> tuple[list, set]:
+    """The targets of a demonstration in order, and those the cube was brought to."""
+    policy = task.demonstrator(env, seed=1)
     _, info = env.reset(seed=2)
     targets, reached = [], set()
-    for _ in range(TASK.max_episode_steps):
+    for _ in range(task.max_episode_steps):
         target = tuple(info["privileged/target_block_pos"])
         targets += [target] if target not in targets else []
         reached |= {target} if info["success"] else set()
         _, _, terminated, _, info = env.step(policy.get_action(info))
         assert not terminated  # a demonstration goes on
+    return targets, reached
+
+
+def test_an_episode_has_one_target_or_a_new_one_whenever_the_last_was_reached(env):
+    (only,), reached = targets_of(TASK, env)
+    assert reached == {only}
+    targets, reached = targets_of(MANY, env)
     assert len(targets) >= 2 and set(targets[:-1]) <= reached
+    assert targets[0] == only
+
+
+def test_the_target_rules_differ_only_after_the_first_target(env, episode):
+    many = record_episode(MANY, env, seed=3, number=0, pixels=False)["privileged_block_0_pos"]
+    one = episode["privileged_block_0_pos"]
+    apart = np.flatnonzero((one != many).any(axis=1))[0]
+    assert apart > 30 and np.linalg.norm(one[apart] - one[0]) > 0.1
+    assert np.linalg.norm(one[apart:] - one[apart], axis=1).max() < 0.04  # it stays, so later goals are solved
+    assert np.linalg.norm(many[apart:] - many[apart], axis=1).max() > 0.1
 
 
 @pytest.mark.slow

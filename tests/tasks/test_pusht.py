@@ -135,11 +135,9 @@ def test_episodes_are_finite_and_whole_and_actions_are_in_the_action_space(env, 
         )
 
 
-def test_the_card_names_every_setting_of_the_pusher(env):
-    settings = TASK.demonstrator_settings()
-    pusher = TASK.demonstrator(env, 0)
-    assert isinstance(pusher, Pusher)
-    assert {name: settings[name] for name in vars(pusher.settings)} == vars(pusher.settings)
+def test_the_pusher_has_the_settings_of_the_task(env):
+    pusher = TASK.with_demonstrator(["action_noise=0.2"]).demonstrator(env, 0)
+    assert isinstance(pusher, Pusher) and pusher.settings == PusherSettings(action_noise=0.2)
 
 
 def test_the_demonstrations_have_the_moments_of_the_published_ones(episodes):

@@ -4,7 +4,10 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
+from tyro.conf import UseAppendAction
+
 from atlas_wm.cli.arguments import TaskName, by_default
+from atlas_wm.settings import as_text
 
 if TYPE_CHECKING:
     from atlas_wm.tasks import Task
@@ -20,6 +23,9 @@ def collect(
     workers: Annotated[int | None, by_default("one per core", "INT")] = None,
     timeout: float = 300,
     overwrite: bool = False,
+    demonstrator: UseAppendAction[
+        Annotated[tuple[tuple[str, ...], ...], by_default("those of the task", "NAME=VALUE [NAME=VALUE ...]")]
+    ] = (),
 ) -> None:
     """Record a dataset of demonstrations.
 
@@ -28,6 +34,7 @@ def collect(
 
         atlas collect tworoom --episodes 5000 --no-pixels
         atlas collect pusht --episodes 2000 --out data/pusht.h5
+        atlas collect cube --demonstrator targets=many action_noise=0.2
         atlas collect my_task:MyTask --episodes 100
 
     Args:
@@ -39,10 +46,18 @@ def collect(
         timeout: Seconds an episode may take; 0 for no limit. Episodes that take longer, or whose environment fails,
             are left out and listed on the card.
         overwrite: Replace an existing dataset.
+        demonstrator: Settings of the policy that records (docs/guides/collect.md). `--demonstrator help` lists them
+            with their defaults. The card holds all of them.
     """
     from atlas_wm.tasks import get_task
 
     known_task = get_task(task)
+    given = [text for texts in demonstrator for text in texts]
+    if given == ["help"]:
+        print(as_text(known_task.with_demonstrator(()).demonstrator_config).replace(", ", "\n"))
+        return
+    if given:
+        known_task = known_task.with_demonstrator(given)
     out = out or Path(f"data/{known_task.name}.lance")
     card = collect_with_progress(
         known_task,

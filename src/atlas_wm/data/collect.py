@@ -29,6 +29,7 @@ from atlas_wm.parallel.workers import (
 )
 from atlas_wm.runs.files import read_json, write_json, writing
 from atlas_wm.runs.versions import check_modules, to_install, versions
+from atlas_wm.settings import to_dict
 from atlas_wm.tasks import Task, task_id
 from atlas_wm.tasks.base import import_harness
 
@@ -124,7 +125,9 @@ def collect(
     except ImportError as error:
         raise UserError(f"{out} cannot be written ({error}): {to_install(error, 'see `atlas doctor`')}") from error
     check_timeout(timeout)
-    made_by = {"task": task_id(task), "demonstrator": task.demonstrator_settings(), "seed": seed, "pixels": pixels}
+    config = task.demonstrator_config
+    demonstrator = task.demonstrator_settings() | ({} if config is None else to_dict(config))
+    made_by = {"task": task_id(task), "demonstrator": demonstrator, "seed": seed, "pixels": pixels}
     started = time.time()
     with writing(out.parent), partial.opened():
         card = partial.adopt(card_path(out))

@@ -1,9 +1,11 @@
 """The interface between this package and an environment."""
 
+import copy
 import logging
 import warnings
 from abc import ABC, abstractmethod
-from typing import Any, NamedTuple
+from collections.abc import Sequence
+from typing import Any, NamedTuple, Self
 
 import gymnasium as gym
 import numpy as np
@@ -12,6 +14,7 @@ from torch import Tensor
 from atlas_wm.errors import UserError, reason
 from atlas_wm.normalizer import Bounds
 from atlas_wm.runs.versions import install_command, to_install
+from atlas_wm.settings import with_changes
 
 log = logging.getLogger(__name__)
 
@@ -64,6 +67,9 @@ class Task(ABC):
     """Columns that are not part of the state but make a reset repeat a demonstration exactly, such as the warm
     start of a solver. If the dataset has all of them, :meth:`reset` gets them appended to the state."""
 
+    demonstrator_config: Any = None
+    """Settings of the demonstrator that ``atlas collect --demonstrator NAME=VALUE`` changes: an object of a frozen
+    dataclass with the defaults. :meth:`demonstrator` reads it and the card holds it. None: there are none."""
     episodes_per_job: int = 25
     """Demonstrations that a worker process records in one job."""
     most_at_once: int = 100
@@ -120,7 +126,17 @@ class Task(ABC):
 
     @abstractmethod
     def demonstrator_settings(self) -> dict[str, Any]:
-        """Settings of the policy for the card of a collected dataset."""
+        """What the card of a collected dataset says about the policy, beside ``demonstrator_config``."""
+
+    def with_demonstrator(self, given: Sequence[str]) -> Self:
+        """A copy of the task whose demonstrator has other settings: ``["targets=many"]``."""
+        if self.demonstrator_config is None:
+            raise UserError(f"the demonstrator of {self.name} has no settings: leave --demonstrator out")
+        changed = copy.copy(self)
+        changed.demonstrator_config = with_changes(
+            self.demonstrator_config, given, f"--demonstrator of {self.name}"
+        )
+        return changed
 
     @abstractmethod
     def columns(self, env: gym.Env, info: dict[str, Any]) -> Columns:

@@ -3,13 +3,15 @@
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, Literal
 
 import gymnasium as gym
 import numpy as np
 
 from atlas_wm.errors import UserError
+from atlas_wm.settings import check_types, within
 from atlas_wm.tasks import rendering
 from atlas_wm.tasks.base import Columns, Coordinate, Task, import_harness
 
@@ -23,10 +25,27 @@ CUBE = slice(14, 21)  # the cube's free joint in qpos, position then quaternion;
 STORED = ("observation", "qpos", "qvel", "privileged/block_0_pos", "privileged/block_0_quat")
 
 
+@dataclass(frozen=True)
+class CubeDemonstrator:
+    """targets: where the expert carries the cube. one: to one target per episode, as in stable-worldmodel and so in
+    the published data; after that only the arm moves. many: to a new target whenever it has reached the last, as in
+    OGBench."""
+
+    targets: Literal["one", "many"] = "one"
+    action_noise: float = 0.1  # the largest standard deviation of an episode's noise
+    p_random_action: float = 0.0
+    min_norm: float = 0.4  # of the expert's steps
+
+    def __post_init__(self) -> None:
+        check_types("", self)
+        within("", self, 0, 1, "action_noise", "p_random_action", "min_norm")
+
+
 class Cube(Task):
     name = "cube"
     env_id = "swm/OGBCube-v0"
     max_episode_steps = 200  # enough to carry the cube to two or three targets
+    demonstrator_config = CubeDemonstrator()
     action_size = 5
     action_bounds = ((-1.0, 1.0),) * 5
     state_columns = (("qpos", "qvel"),)
@@ -56,18 +75,10 @@ class Cube(Task):
         return CubeEpisodes(env, self.max_episode_steps)
 
     def demonstrator_settings(self) -> dict[str, Any]:
-        return {
-            "policy": "stable_worldmodel ogbench ExpertPolicy",
-            "policy_type": "markov_oracle",
-            "action_noise": 0.1,
-            "p_random_action": 0.0,
-            "min_norm": 0.4,
-            "target": "a new one whenever the cube was brought to the last",
-        }
+        return {"policy": "stable_worldmodel ogbench ExpertPolicy", "policy_type": "markov_oracle"}
 
     def demonstrator(self, env: gym.Env, seed: int) -> Any:
-        settings = self.demonstrator_settings()
-        return CubeExpert(env, seed, {k: v for k, v in settings.items() if k not in ("policy", "target")})
+        return CubeExpert(env, seed, self.demonstrator_config)
 
     def columns(self, env: gym.Env, info: dict[str, Any]) -> Columns:
         """The columns of the published file and the hidden ones: the solver's warm start, and the float32 rounding
@@ -188,22 +199,29 @@ class CubeExpert:
     """The harness' vectorised expert for a single environment; an episode is a function of the seed.
 
     OGBench's oracles draw from NumPy's global generator, so its state is replaced while they act. The harness draws
-    the target once per episode, so its expert would carry the cube to the same target again; here, as in OGBench,
-    each new target is drawn.
+    a target once per episode and sets it again after it is reached; ``many`` draws a new one before that.
     """
 
-    def __init__(self, env: gym.Env, seed: int, settings: dict[str, Any]):
+    def __init__(self, env: gym.Env, seed: int, settings: CubeDemonstrator):
         from stable_worldmodel.envs.ogbench.expert_policy import ExpertPolicy
 
         self._space = env.unwrapped.variation_space  # type: ignore[attr-defined]
         self._targets = np.random.default_rng([seed, 1])
         self._oracle_state = np.random.RandomState(seed).get_state()
-        self._policy = ExpertPolicy(**settings, seed=seed)
+        self._many = settings.targets == "many"
+        self._policy = ExpertPolicy(
+            "markov_oracle",
+            action_noise=settings.action_noise,
+            p_random_action=settings.p_random_action,
+            min_norm=settings.min_norm,
+            seed=seed,
+        )
         actions = SimpleNamespace(shape=(1, *env.action_space.shape))  # type: ignore[misc]
         self._policy.set_env(SimpleNamespace(envs=[env], num_envs=1, action_space=actions))
 
     def get_action(self, info: dict[str, Any]) -> np.ndarray:
-        self._space.set_value(draw_pose(self._space, "goal", self._targets))  # read when a new target is set
+        if self._many:
+            self._space.set_value(draw_pose(self._space, "goal", self._targets))  # read when a target is set
         with self._own_global_generator():
             return self._policy.get_action({key: [[value]] for key, value in info.items()})[0]
 

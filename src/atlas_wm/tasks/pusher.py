@@ -13,6 +13,8 @@ from shapely.affinity import affine_transform
 from shapely.geometry import Point, Polygon, box
 from shapely.geometry.polygon import orient
 
+from atlas_wm.settings import check_types, require, within
+
 AGENT_RADIUS = 15.0  # px; the environment's own constants
 WINDOW = 512.0
 ACTION_SCALE = 100.0
@@ -45,6 +47,14 @@ class PusherSettings:
     clearance: float = 20.0  # between the block and the agent's centre while it walks; its radius is 15
     agent_margin: float = 20.0  # least distance of the agent from the border
     block_margin: float = 30.0  # least distance of the block from the border, so that the agent fits behind it
+
+    def __post_init__(self) -> None:
+        check_types("", self)
+        for name in ("rows", "walk_speed", "push_speed", "push_length", "push_error", "pause_steps"):
+            low, high = getattr(self, name)
+            require(0 < low <= high, f"{name} must be a range of positive numbers, not {low:g},{high:g}")
+        within("", self, 0, 1, "push_curve", "choice_noise", "action_noise", "pause", "stroll")
+        within("", self, 0, WINDOW / 4, "clearance", "agent_margin", "block_margin")
 
 
 class Pusher:

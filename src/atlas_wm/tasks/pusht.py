@@ -1,6 +1,5 @@
 """PushT: a blue disc pushes a grey T. 2-D; actions are target displacements of the disc."""
 
-from dataclasses import asdict
 from typing import Any
 
 import gymnasium as gym
@@ -29,6 +28,7 @@ class PushT(Task):
     max_episode_steps = 250
     action_size = 2
     action_bounds = ((-1.0, 1.0),) * 2
+    demonstrator_config = PusherSettings()
     state_columns = (("state",),)
     novelty_columns = (("state",),)
 
@@ -44,10 +44,10 @@ class PushT(Task):
         return env
 
     def demonstrator_settings(self) -> dict[str, Any]:
-        return {"policy": "atlas_wm Pusher", "block_starts": list(BLOCK_STARTS), **asdict(PusherSettings())}
+        return {"policy": "atlas_wm Pusher", "block_starts": list(BLOCK_STARTS)}
 
     def demonstrator(self, env: gym.Env, seed: int) -> Any:
-        return Pusher(env, seed)
+        return Pusher(env, seed, self.demonstrator_config)
 
     def columns(self, env: gym.Env, info: dict[str, Any]) -> Columns:
         """The columns of stable-worldmodel's own collection, without the goal image."""

@@ -1,5 +1,6 @@
 """TwoRoom: a red dot passes a door to reach the goal. 2-D; actions are velocities."""
 
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import gymnasium as gym
@@ -8,6 +9,7 @@ import torch
 from torch import Tensor
 
 from atlas_wm.images import reduce_frames
+from atlas_wm.settings import check_types, require, within
 from atlas_wm.tasks.base import Columns, Coordinate, Task
 
 SUCCESS_RADIUS = 16.0  # px; the environment's own constant
@@ -16,12 +18,24 @@ DOT_REACH = 42
 CHUNK = 32  # images drawn at once; they fit into the CPU cache
 
 
+@dataclass(frozen=True)
+class TwoRoomDemonstrator:
+    action_noise: float = 2.0  # standard deviation, before actions are clipped
+    action_repeat_prob: float = 0.05
+
+    def __post_init__(self) -> None:
+        check_types("", self)
+        require(self.action_noise >= 0, f"action_noise must be at least 0, not {self.action_noise}")
+        within("", self, 0, 1, "action_repeat_prob")
+
+
 class TwoRoom(Task):
     name = "tworoom"
     env_id = "swm/TwoRoom-v1"
     max_episode_steps = 100
     action_size = 2
     action_bounds = ((-1.0, 1.0),) * 2
+    demonstrator_config = TwoRoomDemonstrator()
     state_columns = (("pos_agent",), ("state",))
     novelty_columns = (("pos_agent", "pos_target"), ("state", "goal_state"))
 
@@ -29,17 +43,13 @@ class TwoRoom(Task):
         self._scene: _Scene | None = None
 
     def demonstrator_settings(self) -> dict[str, Any]:
-        return {
-            "policy": "stable_worldmodel two_room ExpertPolicy",
-            "action_noise": 2.0,
-            "action_repeat_prob": 0.05,
-        }
+        return {"policy": "stable_worldmodel two_room ExpertPolicy"}
 
     def demonstrator(self, env: gym.Env, seed: int) -> Any:
         from stable_worldmodel.envs.two_room import ExpertPolicy
 
-        settings = self.demonstrator_settings()
-        policy = ExpertPolicy(settings["action_noise"], settings["action_repeat_prob"], seed=seed)
+        settings = self.demonstrator_config
+        policy = ExpertPolicy(settings.action_noise, settings.action_repeat_prob, seed=seed)
         policy.set_env(env)
         return policy
 
