@@ -53,7 +53,7 @@ class PusherSettings:
         for name in ("rows", "walk_speed", "push_speed", "push_length", "push_error", "pause_steps"):
             low, high = getattr(self, name)
             require(0 < low <= high, f"{name} must be a range of positive numbers, not {low:g},{high:g}")
-        within("", self, 0, 1, "push_curve", "choice_noise", "action_noise", "pause", "stroll")
+        within("", self, 0, 1, "push_curve", "choice_noise", "action_noise", "white_noise", "pause", "stroll")
         within("", self, 0, WINDOW / 4, "clearance", "agent_margin", "block_margin")
 
 
