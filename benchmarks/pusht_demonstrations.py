@@ -23,24 +23,14 @@ from shapely.geometry import Point
 
 from atlas_wm.cli.progress import Bar
 from atlas_wm.data.collect import record_episode
-from atlas_wm.tasks.pusher import AGENT_RADIUS, WINDOW, block_shape, place
+from atlas_wm.data.moments import moments
+from atlas_wm.tasks.pusher import AGENT_RADIUS, WINDOW, block_shape, move_shape
 from atlas_wm.tasks.pusht import PushT
 
 WINDOW_STEPS, EVERY = 50, 10
 WALL = 7.0  # px from the border: where the walls begin
 TOUCH = AGENT_RADIUS + 1.5  # px between the agent's centre and the block
 WINDOWS = {"first ": "first 50 steps of each episode", "": "all windows of 50 steps"}
-# What the loader of DINO-WM's pusht_noise states, and quantiles of |action|.
-PUBLISHED = {
-    "action std": (0.202, 0.200),
-    "|action|, quantiles 50, 90, 99 %": (0.20, 0.47, 0.76),
-    "agent x, y, mean": (236.6, 264.6),
-    "agent x, y, std": (101.1, 87.0),
-    "block x, y, mean": (255.1, 266.4),
-    "block x, y, std": (52.7, 57.5),
-    "block angle, mean and std": (1.96, 1.76),
-    "agent velocity, std": (74.8, 74.1),
-}
 FIGURE = Path(__file__).parent.parent / "docs" / "images" / "pusht-demonstrations.png"
 
 
@@ -73,7 +63,7 @@ def measure(policy: str, seed: int, number: int) -> dict[str, np.ndarray]:
     pose, agent, action = episode["block_pose"], episode["state"][:, :2], episode["action"][:-1]
     cos, sin = np.cos(pose[:, 2]), np.sin(pose[:, 2])
     centre = pose[:, :2] + np.stack([cos * mass[0] - sin * mass[1], sin * mass[0] + cos * mass[1]], 1)
-    blocks = [place(shape, p) for p in pose]
+    blocks = [move_shape(shape, p) for p in pose]
 
     starts = np.arange(0, len(pose) - WINDOW_STEPS, EVERY)
     ends = starts + WINDOW_STEPS
@@ -101,7 +91,7 @@ def measure(policy: str, seed: int, number: int) -> dict[str, np.ndarray]:
         "block at a wall": (bounds[:, :2].min(1) < WALL) | (bounds[:, 2:].max(1) > WINDOW - WALL),
         "action change": np.linalg.norm(np.diff(action, axis=0), axis=1),
         "rows": np.array([len(pose)]),
-        "action": action,
+        "action": episode["action"],
         "state": episode["state"],
     }
 
@@ -124,24 +114,15 @@ def run(policy: str, episodes: int, seed: int) -> dict[str, np.ndarray]:
     return {key: np.concatenate([r[key] for r in results]) for key in results[0]}
 
 
-def moments(r: dict[str, np.ndarray]) -> dict[str, tuple[float, ...]]:
-    action, mean, std = r["action"], r["state"].mean(0), r["state"].std(0)
-    values = (
-        action.std(0), np.quantile(np.linalg.norm(action, axis=1), [0.5, 0.9, 0.99]), mean[:2], std[:2], mean[2:4],
-        std[2:4], (mean[4], std[4]), std[5:7],
-    )  # fmt: skip
-    return {name: tuple(map(float, v)) for name, v in zip(PUBLISHED, values, strict=True)}
-
-
 def moments_table(results: dict[str, dict[str, np.ndarray]]) -> str:
-    columns = {"published": PUBLISHED} | {policy: moments(r) for policy, r in results.items()}
-    lines = [f"| | {' | '.join(columns)} |", "|---|" + "---|" * len(columns)]
-    for name in PUBLISHED:
-        digits = 2 if PUBLISHED[name][0] < 10 else 0
-        cells = [", ".join(f"{v:.{digits}f}" for v in column[name]) for column in columns.values()]
-        lines.append(f"| {name} | {' | '.join(cells)} |")
-    rows = [f"{r['rows'].mean():.0f} ({r['rows'].min()} – {r['rows'].max()})" for r in results.values()]
-    return "\n".join([*lines, f"| rows of an episode | about 125 | {' | '.join(rows)} |"])
+    found = {policy: moments(PushT(), r["rows"], r["action"], r["state"]) for policy, r in results.items()}
+    lines = [f"| | published | {' | '.join(found)} |", "|---|---|" + "---|" * len(found)]
+    for name, values in PushT.published_moments.items():
+        digits = 2 if values[0] < 10 else 0
+        columns = [values, *(policy[name].here for policy in found.values())]
+        cells = [", ".join(f"{v:.{digits}f}" for v in column) for column in columns]
+        lines.append(f"| {name} | {' | '.join(cells)} |".replace("|action|", "\\|action\\|"))
+    return "\n".join(lines)
 
 
 def table(results: dict[str, dict[str, np.ndarray]]) -> str:

@@ -6,6 +6,7 @@ from shapely import shortest_line
 from shapely.geometry import Point
 
 from atlas_wm.data.collect import record_episode
+from atlas_wm.data.moments import moments
 from atlas_wm.errors import UserError
 from atlas_wm.tasks.pusher import AGENT_RADIUS, WINDOW, Pusher, PusherSettings, block_shape, move_shape
 from atlas_wm.tasks.pusht import PushT
@@ -143,15 +144,15 @@ def test_the_pusher_has_the_settings_of_the_task(env):
 def test_the_demonstrations_have_the_moments_of_the_published_ones(episodes):
     """Standard deviations as DINO-WM's loader states them. 200 episodes lie within 13 % of each
     (docs/notes/pusht-demonstrations.md); the 40 here may be a little farther off."""
-    states = np.concatenate([e["state"] for e in episodes])
-    actions = np.concatenate([e["action"][:-1] for e in episodes])
-    published = [0.202, 0.200, 101.1, 87.0, 52.7, 57.5, 1.76, 74.8, 74.1]
-    ratios = np.concatenate([actions.std(0), states.std(0)]) / published
-    assert ratios.min() > 0.8 and ratios.max() < 1.25
-    assert np.quantile(np.linalg.norm(actions, axis=1), [0.5, 0.9, 0.99]) == pytest.approx(
-        [0.2, 0.47, 0.76], rel=0.15
-    )
-    assert 100 < np.mean([len(e["action"]) for e in episodes]) < 175
+    lengths = np.array([len(e["action"]) for e in episodes])
+    parts = (np.concatenate([e[column] for e in episodes]) for column in ("action", "state"))
+    found = moments(TASK, lengths, *parts)
+    assert set(found) == set(TASK.published_moments)
+    for name, moment in found.items():
+        if name.endswith("std"):
+            assert min(moment.ratio) > 0.8 and max(moment.ratio) < 1.25, name
+    assert found["|action| 50, 90, 99 %"].ratio == pytest.approx([1, 1, 1], abs=0.15)
+    assert 100 < found["episode length"].here[0] < 175
 
 
 def test_an_episode_ends_when_the_block_is_near_the_green_t(episodes):

@@ -29,7 +29,8 @@ def collect(
 ) -> None:
     """Record a dataset of demonstrations.
 
-    Writes the dataset and a card, OUT.card.json, with the policy, seeds, versions and a hash of the data. If it is
+    Writes the dataset and a card, OUT.card.json, with the policy, seeds, versions and a hash of the data. Prints
+    the moments of the data, beside the published ones where they are known (docs/guides/collect.md). If it is
     interrupted, run the same command again: collection resumes after the last complete batch of episodes.
 
         atlas collect tworoom --episodes 5000 --no-pixels
@@ -69,7 +70,11 @@ def collect(
         timeout=timeout,
         overwrite=overwrite,
     )
+    from atlas_wm.data.moments import moments_table
+
     print(f"{out}: {card['episodes']} episodes, {card['rows']} rows, hash {card['hash']}")
+    if card.get("moments"):
+        print(moments_table(card["moments"]))
 
 
 def collect_with_progress(task: "Task", out: Path, episodes: int, **options: Any) -> dict[str, Any]:

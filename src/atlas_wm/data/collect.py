@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from atlas_wm.data.dataset import EpisodeData, card_path
+from atlas_wm.data.moments import moments_of
 from atlas_wm.data.partial import FORMATS, Episode, Partial, partial_of
 from atlas_wm.errors import UserError, unknown
 from atlas_wm.parallel.workers import (
@@ -177,11 +178,20 @@ def collect(
             "episodes": len(data.lengths),
             "rows": len(data.actions),
             "hash": data.content_hash(),
+            "moments": _moments(data, say),
             "seconds": round(time.time() - started, 1),
             "versions": versions(),
         }
         partial.publish(card, card_path(out))
     return card
+
+
+def _moments(data: EpisodeData, say: Callable[[str], None]) -> dict[str, Any]:
+    try:
+        return {name: moment._asdict() for name, moment in moments_of(data).items()}
+    except Exception as error:  # of a task of the user; the episodes are recorded by now
+        say(f"the card has no moments, because those of the task {data.task.name} cannot be computed: {error}")
+        return {}
 
 
 def _check_free(out: Path, overwrite: bool) -> None:

@@ -4,7 +4,8 @@ import copy
 import logging
 import warnings
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, NamedTuple, Self
 
 import gymnasium as gym
@@ -70,6 +71,8 @@ class Task(ABC):
     demonstrator_config: Any = None
     """Settings of the demonstrator that ``atlas collect --demonstrator NAME=VALUE`` changes: an object of a frozen
     dataclass with the defaults. :meth:`demonstrator` reads it and the card holds it. None: there are none."""
+    published_moments: Mapping[str, tuple[float, ...]] = MappingProxyType({})
+    """Moments of published data that a collected dataset is compared with, by their name in its card."""
     episodes_per_job: int = 25
     """Demonstrations that a worker process records in one job."""
     most_at_once: int = 100
@@ -166,6 +169,11 @@ class Task(ABC):
         """What the state probe reads, from rows (N, s) of ``coordinate_columns``. Default: each number by itself,
         without a unit."""
         return [Coordinate(f"state_{i}", "", states[:, i : i + 1]) for i in range(states.shape[1])]
+
+    def quantities(self, states: np.ndarray) -> list[Coordinate]:
+        """What the moments of a dataset describe besides actions, from rows (N, s) of ``coordinate_columns``.
+        Default: the coordinates of the state probe."""
+        return self.coordinates(states)
 
     def draw(self, states: np.ndarray, size: int) -> Tensor:
         """Images of states, equal to what the environment renders, reduced to ``size``:

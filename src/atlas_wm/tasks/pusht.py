@@ -13,6 +13,21 @@ SUCCESS_ANGLE = np.pi / 9
 BLOCK_STARTS = 125.0, 395.0  # px; the environment's 100 to 400 vary more than the published data
 # Agent and block do not touch each other or the walls.
 APART = np.array([60.0, 60.0, 256.0, 256.0, 0.0, 0.0, 0.0])
+# What the loader of DINO-WM's pusht_noise states; the quantiles and the length are those of its rows.
+PUBLISHED = {
+    "action mean": (-0.009, 0.007),
+    "action std": (0.202, 0.200),
+    "|action| 50, 90, 99 %": (0.20, 0.47, 0.76),
+    "episode length": (125.0,),
+    "agent mean": (236.6, 264.6),
+    "agent std": (101.1, 87.0),
+    "block mean": (255.1, 266.4),
+    "block std": (52.7, 57.5),
+    "block angle mean": (1.96,),
+    "block angle std": (1.76,),
+    "agent velocity mean": (-2.9, 2.5),
+    "agent velocity std": (74.8, 74.1),
+}
 
 
 class PushT(Task):
@@ -29,6 +44,7 @@ class PushT(Task):
     action_size = 2
     action_bounds = ((-1.0, 1.0),) * 2
     demonstrator_config = PusherSettings()
+    published_moments = PUBLISHED
     state_columns = (("state",),)
     novelty_columns = (("state",),)
 
@@ -99,6 +115,15 @@ class PushT(Task):
             Coordinate("agent", "px", states[:, :2]),
             Coordinate("block", "px", states[:, 2:4]),
             Coordinate("angle", "°", angle, angle=True),
+        ]
+
+    def quantities(self, states: np.ndarray) -> list[Coordinate]:
+        """Of the published moments: the angle as a number in [0, 2π)."""
+        return [
+            Coordinate("agent", "px", states[:, :2]),
+            Coordinate("block", "px", states[:, 2:4]),
+            Coordinate("block angle", "rad", states[:, 4:5]),
+            Coordinate("agent velocity", "px/s", states[:, 5:7]),
         ]
 
     def solved(self, state: np.ndarray, goal_state: np.ndarray) -> bool:
