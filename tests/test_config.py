@@ -103,7 +103,7 @@ def test_the_demo_gives_each_method_the_weights_tuned_for_the_size():
 def test_a_word_that_is_no_choice_is_refused_where_the_config_is_built():
     with pytest.raises(UserError) as refused:
         TrainConfig(split="episode")
-    said = "train.split must be 'clips' or 'episodes', not 'episode'. Did you mean 'episodes'?"
+    said = "train.split must be 'clips' or 'episodes' or 'groups', not 'episode'. Did you mean 'episodes'?"
     assert str(refused.value) == said
 
 

@@ -274,8 +274,9 @@ class TrainConfig:
     """torch.compile on a GPU, for what the fused kernels leave. auto: in long runs of models that have none."""
     seed: int = 3072
     """Seed of initial weights, clip order, projections and dropout."""
-    split: Literal["clips", "episodes"] = "clips"
-    """What is held out for validation. clips: as in the paper. episodes: whole episodes, which stay unseen."""
+    split: Literal["clips", "episodes", "groups"] = "clips"
+    """What is held out for validation. clips: as in the paper. episodes: whole episodes, which stay unseen. groups:
+    all variants of a demonstration together, for data such as the published PushT set."""
     holdout: float = 0.1
     """Fraction of the data held out for validation."""
     split_seed: int = 0
@@ -361,11 +362,17 @@ class DataInfo:
     validation_clips: int
     frame_size: tuple[int, int] | None = None
     """Height and width of the stored frames; None where they are drawn, or in runs of older versions."""
+    held_out: tuple[int, ...] | None = None
+    """The held-out episodes of a split by groups. Other splits follow from train.split_seed."""
 
     def __post_init__(self) -> None:
         require(
             self.frame_size is None or all(1 <= side <= MOST_SIDE for side in self.frame_size),
             f"data.frame_size must lie between 1 and {MOST_SIDE}, not {short(self.frame_size)}",
+        )
+        require(
+            all(0 <= episode < self.episodes for episode in self.held_out or ()),
+            f"data.held_out must number episodes of {self.episodes}, not {short(self.held_out)}",
         )
 
 

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from atlas_wm.config import ModelConfig, TrainConfig
+from atlas_wm.config import ModelConfig, RunInfo, TrainConfig
 from atlas_wm.data.dataset import EpisodeData
 from atlas_wm.data.frame_cache import FrameCache
 from atlas_wm.data.token_cache import TokenCache
@@ -54,18 +54,37 @@ def clip_index(lengths: np.ndarray, rows: int, path: str | Path = "the dataset")
     return ClipIndex(episode, np.arange(counts.sum()) - first)
 
 
-def held_out_episodes(episodes: int, config: TrainConfig) -> np.ndarray:
-    """Episodes for validation when the split is by episodes: a mask (E,), fixed by the split seed."""
-    order = np.random.default_rng(config.split_seed).permutation(episodes)
-    mask = np.zeros(episodes, dtype=bool)
-    mask[order[: max(1, round(config.holdout * episodes))]] = True
-    return mask
+def held_out_episodes(episodes: int, config: TrainConfig, groups: np.ndarray | None = None) -> np.ndarray:
+    """Episodes for validation when the split is by episodes: a mask (E,), fixed by the split seed.
+
+    ``groups``: the group of each episode (E,), for a split by groups; a group is held out as a whole.
+    """
+    rng, mask = np.random.default_rng(config.split_seed), np.zeros(episodes, dtype=bool)
+    if groups is None:
+        mask[rng.permutation(episodes)[: max(1, round(config.holdout * episodes))]] = True
+        return mask
+    sizes = np.bincount(groups)
+    order = rng.permutation(len(sizes))
+    away = np.abs(np.cumsum(sizes[order]) - config.holdout * episodes)  # from the wanted number of episodes
+    return np.isin(groups, order[: min(int(away.argmin()) + 1, len(sizes) - 1)])
 
 
-def split_clips(index: ClipIndex, episodes: int, config: TrainConfig) -> tuple[ClipIndex, ClipIndex]:
-    """Training and validation clips."""
-    if config.split == "episodes":
-        held_out = held_out_episodes(episodes, config)[index.episode]
+def held_out_of(run: RunInfo, episodes: int) -> np.ndarray:
+    """The episodes that a run held out of its dataset: a mask (E,). Splits by groups are recorded in the run."""
+    if run.config.train.split != "groups":
+        return held_out_episodes(episodes, run.config.train)
+    recorded = np.array(run.data.held_out or (), dtype=np.int64)
+    if not len(recorded) or recorded.max() >= episodes:
+        raise UserError("config.json of the run does not say which episodes its split by groups held out")
+    return np.isin(np.arange(episodes), recorded)
+
+
+def split_clips(
+    index: ClipIndex, episodes: int, config: TrainConfig, groups: np.ndarray | None = None
+) -> tuple[ClipIndex, ClipIndex]:
+    """Training and validation clips. ``groups``: as in :func:`held_out_episodes`."""
+    if config.split != "clips":
+        held_out = held_out_episodes(episodes, config, groups)[index.episode]
     else:
         order = np.random.default_rng(config.split_seed).permutation(len(index))
         held_out = np.zeros(len(index), dtype=bool)

@@ -10,7 +10,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save
 
 from atlas_wm.config import RunInfo
-from atlas_wm.data.clips import held_out_episodes
+from atlas_wm.data.clips import held_out_of
 from atlas_wm.data.dataset import EpisodeData
 from atlas_wm.errors import UserError, reason
 from atlas_wm.runs.files import write_atomically
@@ -70,9 +70,9 @@ class TrainingStates:
 
 def training_rows(data: EpisodeData, info: RunInfo) -> np.ndarray:
     """Rows of the episodes a run was trained on: all rows, unless it held out episodes of this dataset."""
-    if info.config.train.split != "episodes" or info.data.hash != data.content_hash():
+    if info.config.train.split == "clips" or info.data.hash != data.content_hash():
         return np.arange(len(data.actions))
-    return np.flatnonzero(~np.repeat(held_out_episodes(len(data.lengths), info.config.train), data.lengths))
+    return np.flatnonzero(~np.repeat(held_out_of(info, len(data.lengths)), data.lengths))
 
 
 def save_states(run: Path, data: EpisodeData, info: RunInfo) -> None:

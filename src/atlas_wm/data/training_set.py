@@ -1,5 +1,6 @@
 """A dataset ready for training: its clips, its caches, and the batches that training and validation see."""
 
+import logging
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from dataclasses import dataclass, field
@@ -10,10 +11,19 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from atlas_wm.config import DataInfo, RunConfig
-from atlas_wm.data.clips import Batch, ClipDataset, ClipIndex, clip_index, fit_normalizer, split_clips
+from atlas_wm.config import DataInfo, RunConfig, TrainConfig
+from atlas_wm.data.clips import (
+    Batch,
+    ClipDataset,
+    ClipIndex,
+    clip_index,
+    fit_normalizer,
+    held_out_episodes,
+    split_clips,
+)
 from atlas_wm.data.dataset import EpisodeData, check_card
 from atlas_wm.data.frame_cache import FrameCache, cache_on_device
+from atlas_wm.data.groups import episode_groups, with_variants
 from atlas_wm.data.loader import EpochBatches, make_loader
 from atlas_wm.data.token_cache import TokenCache, token_bytes, worth_caching, write_tokens
 from atlas_wm.errors import UserError
@@ -22,6 +32,8 @@ from atlas_wm.parallel.processes import alone, from_main, is_main, shard, wait_f
 from atlas_wm.rng import TrainRng
 from atlas_wm.tasks import Task
 
+log = logging.getLogger(__name__)
+GROUPED = 0.1  # of the episodes, at least, in a dataset with groups; a few pairs may be alike by chance
 BANK_FRAMES, FRAMES_AT_ONCE = 1500, 50
 PROBE_FITTED, PROBE_JUDGED = 2000, 500  # frames, at most
 TOKENS = "tokens.f16"  # in the run folder while it is trained
@@ -181,7 +193,8 @@ def open_training_set(path: str | Path, task: Task, config: RunConfig) -> Traini
     data = EpisodeData(path, task, config.model.encoder.image_size, config.model.frameskip)
     check_card(data)
     clips = clip_index(data.lengths, config.model.clip_rows, data.path)
-    training, validation = split_clips(clips, len(data.lengths), config.train)
+    groups = _groups(data, config.train)
+    training, validation = split_clips(clips, len(data.lengths), config.train, groups)
     info = DataInfo(
         path=str(data.path),  # absolute: a run works from any folder
         hash=data.content_hash(),
@@ -190,6 +203,35 @@ def open_training_set(path: str | Path, task: Task, config: RunConfig) -> Traini
         training_clips=len(training),
         validation_clips=len(validation),
         frame_size=data.frame_size,
+        held_out=None if groups is None else _numbers(held_out_episodes(len(groups), config.train, groups)),
     )
     normalizer = fit_normalizer(data, training, config.model, task.action_bounds)
     return TrainingSet(data, training, validation, config, normalizer, info)
+
+
+def _groups(data: EpisodeData, train: TrainConfig) -> np.ndarray | None:
+    """The group of each episode, for a split by groups. A split by episodes that tears groups apart is reported."""
+    if train.split == "clips":
+        return None
+    groups = episode_groups(data)
+    variants = with_variants(groups)
+    if train.split == "groups":
+        if variants.mean() < GROUPED:
+            raise UserError(
+                f"{data.path}: --train.split groups needs groups of episodes with nearly equal actions, but "
+                f"{variants.sum()} of {len(groups)} episodes are in one: use --train.split episodes"
+            )
+        return groups
+    held_out = held_out_episodes(len(groups), train)
+    seen = np.isin(groups[held_out], groups[~held_out])
+    if variants.mean() >= GROUPED and seen.any():
+        log.warning(
+            "%d of %d held-out episodes have variants with nearly equal actions among the training episodes (%d "
+            "groups in all): hold out whole groups with --train.split groups",
+            *(seen.sum(), len(seen), groups.max() + 1),
+        )
+    return None
+
+
+def _numbers(mask: np.ndarray) -> tuple[int, ...]:
+    return tuple(np.flatnonzero(mask).tolist())

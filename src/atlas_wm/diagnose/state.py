@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from atlas_wm.data.clips import held_out_episodes
+from atlas_wm.data.clips import held_out_of
 from atlas_wm.diagnose.frozen_run import FRAMES_PER_BATCH, FrozenRun
 from atlas_wm.errors import UserError
 from atlas_wm.models.probes import error, explained, mlp_probe, ridge_probe
@@ -20,7 +20,7 @@ def state(run: FrozenRun, seed: int) -> dict[str, Any]:
     """Probes are fitted on rows of training episodes and judged on rows of held-out episodes."""
     data, train = run.training, run.info.config.train
     coordinates = data.coordinates()
-    held_out = np.repeat(held_out_episodes(len(data.lengths), train), data.lengths)
+    held_out = np.repeat(held_out_of(run.info, len(data.lengths)), data.lengths)
     if held_out.all():
         raise UserError(f"{data.path} has too few episodes to hold some out: collect more")
     rng = np.random.default_rng([seed, DiagnoseRng.STATE])
@@ -46,7 +46,7 @@ def state(run: FrozenRun, seed: int) -> dict[str, Any]:
         "fitted": len(fitted),
         "judged": len(judged),
     }
-    if train.split != "episodes":
+    if train.split == "clips":
         result["note"] = "the model was trained on clips of all episodes, also of those held out from the probes"
     return result
 

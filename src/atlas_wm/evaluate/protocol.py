@@ -3,7 +3,7 @@
 import numpy as np
 
 from atlas_wm.config import RunInfo
-from atlas_wm.data.clips import held_out_episodes
+from atlas_wm.data.clips import held_out_of
 from atlas_wm.data.dataset import EpisodeData
 from atlas_wm.errors import UserError
 from atlas_wm.runs.results import Protocol
@@ -20,9 +20,9 @@ def draw_starts(data: EpisodeData, protocol: Protocol, seed: int, run: RunInfo |
     )
     valid = left >= protocol.offset
     if protocol.part == "heldout":
-        if run is None or run.config.train.split != "episodes":
+        if run is None or run.config.train.split == "clips":
             raise UserError(
-                "--part heldout needs a run whose split is by episodes (--train.split episodes): "
+                "--part heldout needs a run whose split is by episodes or groups (--train.split episodes): "
                 "a split by clips holds no episode out"
             )
         if run.data.hash != data.content_hash():
@@ -30,7 +30,7 @@ def draw_starts(data: EpisodeData, protocol: Protocol, seed: int, run: RunInfo |
                 f"--part heldout needs the dataset of the run ({run.data.path}, hash {run.data.hash}); "
                 f"{data.path} has hash {data.content_hash()}"
             )
-        valid &= np.repeat(held_out_episodes(len(data.lengths), run.config.train), data.lengths)
+        valid &= np.repeat(held_out_of(run, len(data.lengths)), data.lengths)
     rows = np.flatnonzero(valid)
     if len(rows) < protocol.episodes:
         longest = int(data.lengths.max(initial=0))
