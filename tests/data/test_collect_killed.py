@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from atlas_wm.data import collect as collect_module
+from atlas_wm.data import writers
 from atlas_wm.data.collect import Recorder, card_path, collect
 from atlas_wm.data.dataset import EpisodeData
 from atlas_wm.errors import UserError
@@ -25,9 +26,9 @@ class Pairs(TwoRoom):
     episodes_per_job = 2
 
 
-def here(task, seed, pixels, jobs, workers, timeout):
+def here(task, seed, pixels, jobs, workers, timeout, encode):
     """What worker processes record, without them."""
-    recorder = Recorder(task, 0)
+    recorder = Recorder(task, 0, encode)
     for numbers in jobs:
         yield recorder.record(seed, numbers, pixels)
 
@@ -70,13 +71,11 @@ def while_a_part_is_written() -> None:
 
 
 def while_the_file_is_open() -> None:
-    h5py.Dataset.resize = die_after(12, h5py.Dataset.resize)
+    h5py.Dataset.__setitem__ = die_after(5, h5py.Dataset.__setitem__)
 
 
 def while_lance_appends() -> None:
-    from stable_worldmodel.data.formats.lance import LanceWriter
-
-    LanceWriter._batch_from_episode = die_after(5, LanceWriter._batch_from_episode)
+    writers._lance_column = die_after(3 * 5, writers._lance_column)  # in the sixth episode of three columns
 
 
 def before_it_has_its_card() -> None:

@@ -22,7 +22,15 @@ LAYOUTS = [  # task, action size, columns, where the state is, where novelty is 
 ]
 
 
-@pytest.mark.parametrize("compression", [{}, dict(hdf5plugin.Blosc(cname="zstd"))], ids=["plain", "blosc"])
+COMPRESSIONS = {
+    "plain": {},
+    "blosc": dict(hdf5plugin.Blosc(cname="zstd")),
+    "gzip": {"compression": "gzip"},  # HDF5 leaves these chunks as they are, because noise does not get smaller
+    "shuffled": {"compression": "gzip", "shuffle": True, "fletcher32": True},
+}
+
+
+@pytest.mark.parametrize("compression", COMPRESSIONS.values(), ids=COMPRESSIONS)
 @pytest.mark.parametrize(("name", "action_size", "widths", "state", "novelty"), LAYOUTS)
 def test_published_columns_are_found(name, action_size, widths, state, novelty, compression, tmp_path):
     stored, task = columns(50, action_size, **widths), get_task(name)

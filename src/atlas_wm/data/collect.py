@@ -16,8 +16,9 @@ from typing import Any
 import numpy as np
 
 from atlas_wm.data.dataset import EpisodeData, card_path
+from atlas_wm.data.encoding import Episode, FrameEncoder, encode_images
 from atlas_wm.data.moments import moments_of
-from atlas_wm.data.partial import FORMATS, Episode, Partial, partial_of
+from atlas_wm.data.partial import FORMATS, Partial, partial_of
 from atlas_wm.errors import UserError, unknown
 from atlas_wm.parallel.workers import (
     TIMEOUT,
@@ -40,12 +41,12 @@ ENOUGH_ERRORS = 20  # episodes: collection stops if the first ones all failed
 class Recorder:
     """The environment of one worker process. It is made again after a failure."""
 
-    def __init__(self, task: Task, timeout: float):
-        self.task, self.timeout = task, timeout
+    def __init__(self, task: Task, timeout: float, encode: FrameEncoder):
+        self.task, self.timeout, self.encode = task, timeout, encode
         self.env: Any = None
 
     def record(self, seed: int, numbers: list[int], pixels: bool) -> list[Episode | str]:
-        """The episodes with these numbers; for one that failed, the error message instead."""
+        """The episodes with these numbers, frames encoded; for one that failed, the error message instead."""
         return [self._record_one(seed, number, pixels) for number in numbers]
 
     def _record_one(self, seed: int, number: int, pixels: bool) -> Episode | str:
@@ -53,7 +54,8 @@ class Recorder:
             with time_limit(startup_limit(self.timeout)):
                 self.env = self.env or self.task.make_env()
             with time_limit(self.timeout):
-                return record_episode(self.task, self.env, seed, number, pixels)
+                episode = record_episode(self.task, self.env, seed, number, pixels)
+            return encode_images(episode, self.encode)
         except UserError:
             raise
         except Exception as error:
@@ -67,7 +69,7 @@ class Recorder:
             self.env = None
 
 
-def record_episode(task: Task, env: Any, seed: int, number: int, pixels: bool) -> Episode:
+def record_episode(task: Task, env: Any, seed: int, number: int, pixels: bool) -> dict[str, np.ndarray]:
     """One demonstration: row t holds the state at t and the action taken there.
 
     The last row has no action. It is filled with zeros, which no clip uses; Lance cannot append NaN.
@@ -149,7 +151,7 @@ def collect(
         size = task.episodes_per_job
         jobs = [list(range(i, min(i + size, episodes))) for i in range(first, episodes, size)]
         write_json(partial.notes, {**made_by, "failed": failed})
-        with closing(_recorded(task, seed, pixels, jobs, workers, timeout)) as finished:
+        with closing(_recorded(task, seed, pixels, jobs, workers, timeout, partial.encode)) as finished:
             for numbers, recorded in zip(jobs, finished, strict=True):
                 failed |= {n: e for n, e in zip(numbers, recorded, strict=True) if isinstance(e, str)}
                 if len(failed) == numbers[-1] + 1 >= min(episodes, ENOUGH_ERRORS):
@@ -205,13 +207,19 @@ def _matches(card: dict[str, Any], made_by: dict[str, Any], episodes: int) -> bo
 
 
 def _recorded(
-    task: Task, seed: int, pixels: bool, jobs: list[list[int]], workers: int | None, timeout: float
+    task: Task,
+    seed: int,
+    pixels: bool,
+    jobs: list[list[int]],
+    workers: int | None,
+    timeout: float,
+    encode: FrameEncoder,
 ) -> Generator[list[Episode | str], None, None]:
     """The episodes of each job, in order. The episodes of a process that died are recorded again, one per job."""
     ahead: dict[int, Episode | str] = {}  # recorded out of order
     requests = deque[tuple[Any, ...]](("record", seed, numbers, pixels) for numbers in jobs)
     with (
-        closing(WorkerPool(workers or os.cpu_count() or 1, Recorder, task, timeout)) as pool,
+        closing(WorkerPool(workers or os.cpu_count() or 1, Recorder, task, timeout, encode)) as pool,
         closing(pool.each(requests)) as finished,
     ):
         for numbers in jobs:

@@ -8,6 +8,7 @@ import os
 import subprocess
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -15,6 +16,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from atlas_wm.data.encoding import gunzip_frame
+
+MOST_THREADS, ROWS_PER_THREAD = 8, 16  # of a process that is no loader process: those have one thread each
 MOST_GAP = 16  # frames that are decoded and dropped rather than seeked over
 
 
@@ -58,9 +62,41 @@ class HDF5Pixels(RowPixels):
     def _read_rows(self, rows: np.ndarray) -> Tensor:
         column = self._handle
         frames = np.empty((len(rows), *column.shape[1:]), column.dtype)
-        for i, row in enumerate(rows.tolist()):
-            column.read_direct(frames, np.s_[row], np.s_[i])
+        if _is_gzip(column):
+            threads = min(torch.get_num_threads(), MOST_THREADS, len(rows) // ROWS_PER_THREAD)
+            _read_gzip(column, rows, frames, max(1, threads))
+        else:
+            for i, row in enumerate(rows.tolist()):
+                column.read_direct(frames, np.s_[row], np.s_[i])
         return torch.from_numpy(frames).movedim(-1, 1)
+
+
+def _is_gzip(column: Any) -> bool:
+    """Whether every chunk is one frame of bytes behind the gzip filter alone, as `atlas collect` writes it."""
+    import h5py
+
+    filters = column.id.get_create_plist()
+    only_gzip = (
+        column.chunks and filters.get_nfilters() == 1 and filters.get_filter(0)[0] == h5py.h5z.FILTER_DEFLATE
+    )
+    return bool(only_gzip) and column.chunks == (1, *column.shape[1:]) and column.dtype == np.uint8
+
+
+def _read_gzip(column: Any, rows: np.ndarray, frames: np.ndarray, threads: int) -> None:
+    """Takes half the time of HDF5's own filter, which also lets only one thread work."""
+    origin = (0,) * (frames.ndim - 1)
+
+    def read(rows: np.ndarray, frames: np.ndarray) -> None:
+        for row, frame in zip(rows.tolist(), frames, strict=True):
+            not_compressed, chunk = column.id.read_direct_chunk((row, *origin))
+            pixels = np.frombuffer(chunk, np.uint8) if not_compressed else gunzip_frame(chunk, frame.size)
+            frame[:] = pixels.reshape(frame.shape)
+
+    if threads == 1:
+        read(rows, frames)
+        return
+    with ThreadPoolExecutor(threads) as pool:
+        list(pool.map(read, np.array_split(rows, threads), np.array_split(frames, threads)))
 
 
 class LancePixels(RowPixels):
