@@ -18,8 +18,8 @@ from atlas_wm.recipes import paper
 from atlas_wm.train.agreement import disagreement
 
 config = paper("atlas").model
-sizes = [(224, 14), (96, 8), (96, 12), (96, 16), (64, 16), (128, 8)]
-for (image_size, patch_size), heads in product(sizes, [3, 6]):
+sizes = [(224, 14), (96, 8), (128, 8)]  # fewer patches: only in heads of 16
+for (image_size, patch_size), heads in [*product(sizes, [3, 6, 12]), ((96, 12), 12), ((64, 16), 12)]:
     size = f"image {image_size}, patch {patch_size}, {heads} heads"
     encoder = replace(config.encoder, image_size=image_size, patch_size=patch_size, heads=heads, depth=2)
     model = WorldModel(replace(config, encoder=encoder), 2).cuda()
@@ -39,4 +39,4 @@ def test_fused_and_plain_agree():
     )
     assert done.returncode == 0, done.stdout + done.stderr[-2000:]
     lines = done.stdout.splitlines()
-    assert len(lines) == 12 and all(line.endswith("-> agree") for line in lines), done.stdout
+    assert len(lines) == 11 and all(line.endswith("-> agree") for line in lines), done.stdout

@@ -107,3 +107,5 @@ def test_shapes_that_do_not_fit_are_left_to_the_plain_encoder():
     assert supports(EncoderConfig())
     assert not supports(EncoderConfig(patch_size=7))  # 1,024 patches
     assert not supports(EncoderConfig(width=96, heads=4))  # heads of 24
+    assert not supports(EncoderConfig(image_size=96, patch_size=12))  # 64 patches in heads of 64
+    assert supports(EncoderConfig(image_size=96, patch_size=12, heads=12))
