@@ -86,11 +86,12 @@ def demo(method: str) -> RunConfig:
 
 
 def tuned_pusht() -> RunConfig:
-    """For demonstrations with `--demonstrator white_noise=0.4` (docs/notes/pusht-noise.md)."""
-    base = small("atlas")
+    """``small`` with the paper's predictor, for demonstrations with `--demonstrator white_noise=0.4`
+    (docs/notes/pusht-noise.md)."""
+    base, whole = small("atlas"), paper("atlas").model
     return replace(
         base,
-        model=replace(base.model, inverse_hidden=512),
+        model=replace(base.model, predictor=whole.predictor, hidden=whole.hidden, inverse_hidden=512),
         objective=replace(base.objective, inverse=1.0),
         plan=replace(base.plan, cost="nearest", execute=1),
     )
