@@ -1,7 +1,9 @@
 """Shared, small and real: one dataset and one run, made once by the code under test."""
 
+import multiprocessing
 import os
 import shutil
+import sys
 
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # before torch: see atlas_wm/cli/app.py
 os.environ.setdefault("TRITON_INTERPRET", "1")  # before triton: kernels run in its interpreter, on the CPU
@@ -10,6 +12,23 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+
+import preloaded
+from atlas_wm.parallel import workers
+
+
+@pytest.fixture(scope="session", autouse=True)
+def preloaded_workers():
+    """Worker processes start within a tenth of a second. Those of `spawned_workers` start as users' do."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(workers, "get_context", lambda method: preloaded.PreloadedContext())
+        yield
+    preloaded.stop_forkserver()
+
+
+@pytest.fixture
+def spawned_workers(monkeypatch):
+    monkeypatch.setattr(workers, "get_context", multiprocessing.get_context)
 
 
 @pytest.fixture(scope="session")
@@ -63,6 +82,17 @@ def run_folder(trained, tmp_path_factory) -> Path:
 
 
 @pytest.fixture
+def working_directory(tmp_path, monkeypatch):
+    """An empty one. Modules that were imported from it are forgotten afterwards."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    yield tmp_path
+    for name, module in list(sys.modules.items()):
+        if Path(getattr(module, "__file__", None) or "/").is_relative_to(tmp_path):
+            del sys.modules[name]
+
+
+@pytest.fixture
 def in_this_process(monkeypatch):
     """Evaluation without worker processes, which take seconds to start."""
     import torch
@@ -76,6 +106,18 @@ def in_this_process(monkeypatch):
         torch.set_num_threads(threads)
 
     monkeypatch.setattr(evaluate, "run_in_workers", here)
+
+
+@pytest.fixture
+def render_in_this_process(monkeypatch):
+    """The check of stored frames before training and evaluation, without its process."""
+    from atlas_wm.data import render_check
+    from atlas_wm.tasks import get_task
+
+    def here(task, *states):
+        return render_check._render(get_task(task), *states)
+
+    monkeypatch.setattr(render_check, "_render_in_subprocess", here)
 
 
 @pytest.fixture

@@ -8,6 +8,7 @@ import tomllib
 from functools import cache
 from importlib.metadata import packages_distributions
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -37,15 +38,29 @@ class Hiding:
 hidden = set(sys.argv.pop(1).split(","))
 sys.meta_path[:] = map(Hiding, sys.meta_path)
 """
-PLAN = """
+PLAN_AND_COMMANDS = """
+import io, json
+from contextlib import redirect_stderr, redirect_stdout
+
 import atlas_wm.losses
 from atlas_wm import Planner, load_model
+from atlas_wm.cli.app import main
 from atlas_wm.images import read_image
 
+def command(*arguments):
+    status = 0
+    with redirect_stdout(io.StringIO()) as out, redirect_stderr(io.StringIO()) as err:
+        try:
+            main(list(arguments))
+        except SystemExit as end:  # the interpreter prints it and ends with status 1
+            status = end.code
+    return {"status": status, "out": out.getvalue(), "err": err.getvalue()}
+
 run, frame, goal = sys.argv[1:]
-print(Planner(load_model(run)).plan(read_image(frame), read_image(goal)).actions.tolist())
+plan = Planner(load_model(run)).plan(read_image(frame), read_image(goal))
+found = {"python": plan.actions.tolist(), "plan": command("plan", run, "--frame", frame, "--goal", goal)}
+print(json.dumps(found | {name: command(name, run) for name in ("report", "eval")}))
 """
-COMMAND = "from atlas_wm.cli.app import main; main(sys.argv[1:])"
 
 
 @cache
@@ -59,33 +74,31 @@ def modules_of_extras() -> set[str]:
     return {module for module, packages in installed().items() if packages & extras}
 
 
-def without_extras(code: str, *arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-c", WITHOUT_EXTRAS + code, ",".join(modules_of_extras()), *arguments]
-    return subprocess.run(command, capture_output=True, text=True, timeout=120)
-
-
-@pytest.fixture
-def images(task, tmp_path) -> list[str]:
+@pytest.fixture(scope="module")
+def without_extras(trained, task, tmp_path_factory) -> dict[str, Any]:
+    """What a process prints in which no extra can be imported."""
+    folder = tmp_path_factory.mktemp("images")
     for name, state in (("now", [60, 60]), ("goal", [80, 70])):
         image = task.draw(np.array([state], np.float32), 224)[0].permute(1, 2, 0).numpy()
-        Image.fromarray(image).save(tmp_path / f"{name}.png")
-    return [str(tmp_path / "now.png"), str(tmp_path / "goal.png")]
+        Image.fromarray(image).save(folder / f"{name}.png")
+    command = [sys.executable, "-c", WITHOUT_EXTRAS + PLAN_AND_COMMANDS, ",".join(modules_of_extras())]
+    arguments = [str(path) for path in (trained, folder / "now.png", folder / "goal.png")]
+    ended = subprocess.run([*command, *arguments], capture_output=True, text=True, timeout=120)
+    assert ended.returncode == 0, ended.stderr
+    return json.loads(ended.stdout)
 
 
-def test_planning_needs_no_extra(trained, images):
-    in_python = without_extras(PLAN, str(trained), *images)
-    assert in_python.returncode == 0, in_python.stderr
-    command = without_extras(COMMAND, "plan", str(trained), "--frame", images[0], "--goal", images[1])
-    assert command.returncode == 0, command.stderr
-    actions = json.loads(command.stdout)["actions"]
-    assert np.array(actions).shape == (25, 2) and actions == json.loads(in_python.stdout)
+def test_planning_needs_no_extra(without_extras):
+    assert without_extras["plan"]["status"] == 0, without_extras["plan"]["err"]
+    actions = json.loads(without_extras["plan"]["out"])["actions"]
+    assert np.array(actions).shape == (25, 2) and actions == without_extras["python"]
 
 
 @pytest.mark.parametrize(("command", "extra"), [("report", "report"), ("eval", "envs")])
-def test_a_command_names_the_extra_it_needs(trained, command, extra):
-    ended = without_extras(COMMAND, command, str(trained))
-    assert ended.returncode == 1
-    assert re.fullmatch(rf'atlas: .* is not installed: pip install "atlas-wm\[{extra}\]"\n', ended.stderr)
+def test_a_command_names_the_extra_it_needs(without_extras, command, extra):
+    ended = without_extras[command]
+    assert ended["out"] == ended["err"] == ""
+    assert re.fullmatch(rf'atlas: .* is not installed: pip install "atlas-wm\[{extra}\]"', ended["status"])
 
 
 def test_every_module_is_in_the_extra_that_errors_name():

@@ -1,7 +1,5 @@
 """docs/guides/own-method.md, executed as a reader would, and what is said when a name is wrong."""
 
-import re
-import shlex
 import sys
 from pathlib import Path
 
@@ -16,9 +14,9 @@ from atlas_wm.losses import ClipLatents, Progress, objective
 from atlas_wm.methods import METHODS, get_method
 from atlas_wm.recipes import demo
 from atlas_wm.rng import make_rng
+from tutorials import read_blocks, run_block
 
-TUTORIAL = Path(__file__).parent.parent / "docs" / "guides" / "own-method.md"
-BLOCKS = re.findall(r"```(python|sh)\n(.*?)```", TUTORIAL.read_text(), re.DOTALL)
+BLOCKS = read_blocks("guides/own-method.md")
 BROKEN = """
 def raising(clips):
     return clips.z[99]
@@ -61,13 +59,7 @@ def test_the_tutorial_works_as_written(my_method):
         if "atlas eval" in text:  # a term matters in training alone
             Path("my_method.py").unlink()
             del sys.modules["my_method"]
-        if kind == "python":
-            exec(text, {})
-        else:
-            for command in text.splitlines():
-                atlas, *arguments = shlex.split(command)
-                assert atlas == "atlas"
-                main(arguments)
+        run_block(kind, text)
     assert len(list(Path("runs/tworoom-STRAIGHT-demo/evaluation").glob("*.json"))) == 1
 
 

@@ -10,7 +10,7 @@ from atlas_wm.data.dataset import EpisodeData
 from atlas_wm.errors import UserError
 
 
-def test_one_worker_and_two_record_the_same_set(task, dataset_path, tmp_path):
+def test_one_worker_and_two_record_the_same_set(task, dataset_path, tmp_path, spawned_workers):
     card = collect(task, tmp_path / "one.lance", 60, seed=5, pixels=False, workers=1)
     assert card["hash"] == json.loads(card_path(dataset_path).read_text())["hash"]
     one, two = (EpisodeData(p, task, 32, 5) for p in (tmp_path / "one.lance", dataset_path))

@@ -3,7 +3,6 @@
 import json
 import os
 import signal
-from multiprocessing import get_context
 from pathlib import Path
 
 import h5py
@@ -16,6 +15,7 @@ from atlas_wm.data.collect import Recorder, card_path, collect
 from atlas_wm.data.dataset import EpisodeData
 from atlas_wm.errors import UserError
 from atlas_wm.tasks.tworoom import TwoRoom
+from preloaded import forkserver_context
 
 EPISODES = 6
 
@@ -105,9 +105,7 @@ def wait_within(reached, may_end, out: Path) -> None:
 
 
 def process(target, *arguments):
-    context = get_context("forkserver")
-    context.set_forkserver_preload(["atlas_wm.train.loop", "stable_worldmodel.data", "h5py"])
-    return context.Process(target=target, args=arguments)
+    return forkserver_context().Process(target=target, args=arguments)
 
 
 # The promises
@@ -137,7 +135,7 @@ def test_killed_at_a_bad_moment_the_same_call_goes_on_to_the_same_set(tmp_path, 
 
 
 def test_two_processes_do_not_collect_into_one_place(tmp_path, undisturbed):
-    out, context = tmp_path / "x.h5", get_context("forkserver")
+    out, context = tmp_path / "x.h5", forkserver_context()
     reached, may_end = context.Event(), context.Event()
     first = process(wait_within, reached, may_end, out)
     first.start()

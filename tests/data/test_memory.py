@@ -3,7 +3,6 @@
 import gc
 import os
 from concurrent.futures import ProcessPoolExecutor
-from multiprocessing import get_context
 from pathlib import Path
 
 import pytest
@@ -15,6 +14,7 @@ from atlas_wm.data.loader import EpochBatches, make_loader
 from atlas_wm.normalizer import Normalizer
 from atlas_wm.recipes import demo
 from atlas_wm.tasks import get_task
+from preloaded import forkserver_context
 
 STATM = Path("/proc/self/statm")
 BOUND = 24 * 2**20  # bytes; the 100 measured batches hold 79 MB of frames, so that keeping a third of them fails
@@ -50,5 +50,5 @@ def test_memory_stays_flat_over_epochs(name, path, tmp_path):
         for first in range(0, 120, 40):
             writer.write_episode({c: list(values[first : first + 40]) for c, values in stored.items()})
     # A process of its own: in this one, memory that earlier tests gave back would be used first and hide growth.
-    with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
+    with ProcessPoolExecutor(1, mp_context=forkserver_context()) as pool:
         assert pool.submit(growth, tmp_path / path).result(timeout=300) < BOUND

@@ -12,7 +12,6 @@ from atlas_wm.data.dataset import EpisodeData
 from atlas_wm.data.render_check import check_rendering
 from atlas_wm.evaluate.evaluate import evaluate
 from atlas_wm.evaluate.protocol import Protocol
-from atlas_wm.tasks import get_task
 from atlas_wm.tasks.pusht import PushT
 from atlas_wm.tasks.tworoom import TwoRoom
 from atlas_wm.train.loop import train
@@ -41,17 +40,12 @@ def said(caplog):
     return lambda level: [r.getMessage() for r in caplog.records if r.levelno == level]
 
 
-@pytest.fixture
-def in_this_process(monkeypatch):
-    monkeypatch.setattr(
-        render_check, "_render_in_subprocess", lambda task, *states: render_check._render(get_task(task), *states)
-    )
-
-
 @pytest.mark.parametrize("size", [32, 224])
 @pytest.mark.parametrize("ending", [".h5", ".lance"])  # lossless, and JPEG
 @pytest.mark.parametrize("task", [TwoRoom(), PushT()], ids=lambda task: task.name)
-def test_the_environment_the_data_came_from_gives_no_warning(task, ending, size, datasets, said, in_this_process):
+def test_the_environment_the_data_came_from_gives_no_warning(
+    task, ending, size, datasets, said, render_in_this_process
+):
     check_rendering(EpisodeData(datasets[task.name, ending], task, size, 5))
     assert said(logging.WARNING) == said(logging.INFO) == []
 

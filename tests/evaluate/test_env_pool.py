@@ -175,7 +175,7 @@ def provoke(envs: EnvPool, mood: int) -> Observations:
 
 @pytest.mark.slow
 def test_an_environment_that_raises_dies_or_hangs_ends_its_episode_and_no_other():
-    with closing(two_moody_processes(timeout=5)) as envs:
+    with closing(two_moody_processes(timeout=3)) as envs:
         for mood, error, lost in (
             (7, "ValueError: stuck, on 1 thread", False),
             (8, "its process died (SIGKILL): out of memory?", True),
@@ -189,7 +189,7 @@ def test_an_environment_that_raises_dies_or_hangs_ends_its_episode_and_no_other(
             assert time.monotonic() - asked < 30
 
 
-def test_a_task_that_a_stage_process_cannot_import_is_named():
+def test_a_task_that_a_stage_process_cannot_import_is_named(spawned_workers):
     with closing(EnvPool("no_such_module:Task", 32, 1)) as envs, pytest.raises(UserError, match="no_such"):
         envs.open()
 

@@ -98,7 +98,7 @@ def here(setup: Setup, data: EpisodeData, jobs: list[Job], workers: int) -> Iter
 
 def one_evaluation(run: Path, env_batches: str) -> PolicyResult:
     options = {"random_floor": False, "replay_ceiling": False, "films": 0, "workers": 2, "device": "cpu"}
-    return evaluate(run, [PROTOCOL], environments=env_batches, timeout=5, **options)[0].model
+    return evaluate(run, [PROTOCOL], environments=env_batches, timeout=3, **options)[0].model
 
 
 @pytest.mark.slow

@@ -77,6 +77,7 @@ def test_episodes_fail_and_succeed_and_plan_again(together):
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("spawned_workers")
 def test_results_are_the_same_from_three_worker_processes(run_folder, tmp_path, together, monkeypatch):
     monkeypatch.setitem(module.EPISODES_PER_JOB, "cpu", 6)  # three jobs for each policy
     folder = shutil.copytree(run_folder, tmp_path / "run")

@@ -6,13 +6,13 @@ import signal
 import time
 from dataclasses import replace
 from functools import partialmethod
-from multiprocessing import get_context
 from pathlib import Path
 
 import torch
 from safetensors.torch import load_file
 
 from atlas_wm.config import RunConfig
+from preloaded import forkserver_context
 
 STEPS = 60
 
@@ -62,13 +62,12 @@ def metrics(run: Path) -> list[dict[str, str]]:
     return [{name: value for name, value in row.items() if name != "clips_per_second"} for row in rows]
 
 
-# What follows runs in processes of its own, forked from one that has imported everything but computed nothing.
+# What follows runs in processes of its own.
 
 
 def start(data: Path, out: Path, config: RunConfig, *, die_at_sync: int = 0, most: int = STEPS):
     """most: updates before it waits to be killed, so that it cannot finish however busy the machine is."""
-    context = get_context("forkserver")
-    context.set_forkserver_preload(["atlas_wm.train.loop", "stable_worldmodel.data", "h5py"])
+    context = forkserver_context()
     reached = context.Value("i", 0)
     process = context.Process(target=_run, args=(data, out, config, reached, die_at_sync, most))
     process.start()
