@@ -27,11 +27,13 @@ from atlas_wm.evaluate import evaluate
 from atlas_wm.evaluate.protocol import Protocol
 from atlas_wm.models.encoders import ViTEncoder
 from atlas_wm.parallel.launch import process_info
-from atlas_wm.recipes import demo
 from atlas_wm.rng import make_rng
 from atlas_wm.settings import to_dict
 from atlas_wm.tasks import get_task
 from atlas_wm.train.loop import train
+
+sys.path += [str(Path(__file__).parents[1]), str(Path(__file__).parents[1] / "train")]
+from short_runs import short_config, short_train
 
 DATA, RUN, OUT = sys.argv[1], Path(sys.argv[2]), Path(sys.argv[3])
 
@@ -57,11 +59,8 @@ class Here:
 def training(
     folder: Path, on_progress: Callable[[Any], None] = lambda progress: None, data: str = DATA, **settings: Any
 ) -> None:
-    config = demo("atlas")
     few = {"steps": 4, "batch": 9, "log_every": 2, "validate_every": 2, "batchnorm_batches": 2}
-    config = replace(config, train=replace(config.train, **few, **settings))
-    task, options = get_task("tworoom"), {"method": "atlas", "recipe": "demo", "device": "cpu"}
-    train(config, task, data, folder / "trained", on_progress=on_progress, **options)
+    short_train(short_config(**few, **settings), data, folder / "trained", on_progress=on_progress)
 
 
 def training_from_tokens(folder: Path) -> None:

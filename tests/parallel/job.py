@@ -138,8 +138,8 @@ def steps() -> dict[str, Any]:
 
 
 def training(path: str) -> dict[str, Any]:
-    """Twenty steps on real data, with validation and measured statistics; then on three clips only."""
-    config = config_of("atlas", steps=20, lr=0.01, batch=15, log_every=5, validate_every=10, batchnorm_batches=3)
+    """Eight steps on real data, with validation and measured statistics; then on three clips only."""
+    config = config_of("atlas", steps=8, lr=0.01, batch=15, log_every=2, validate_every=4, batchnorm_batches=3)
     training_set = open_training_set(path, get_task("tworoom"), config)
     torch.manual_seed(0)
     model = WorldModel(config.model, 2, training_set.normalizer)

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from atlas_wm.diagnose.evaluated import Evaluated, find_evaluated
+from atlas_wm.diagnose.evaluated import Evaluated, find_each_evaluated
 from atlas_wm.diagnose.frozen_run import FrozenRun
 from atlas_wm.errors import UserError
 from atlas_wm.evaluate.env_batch import FILM_EVERY, EnvBatch
@@ -26,7 +26,7 @@ def choose_rows(runs: Sequence[Path], offset: int, data: str, count: int = 4) ->
 
     Episodes on which the runs differ come first, then failures, then the rest; each by falling novelty.
     """
-    found = [find_evaluated(run, offset, data, runs) for run in runs]
+    found = find_each_evaluated(runs, offset, data)
     by_run = [{e.row: e for e in evaluation.episodes} for evaluation in found if evaluation is not None]
     common = set(by_run[0]).intersection(*by_run)
     if not common:

@@ -34,11 +34,22 @@ def find_evaluated(run: Path, offset: int, data: str, compared: Sequence[Path] =
     If runs are compared, it is the largest that all of them have. Ties go to the paper's protocol (its budget,
     starts from all episodes, none left out), then to the newest.
     """
-    candidates = _matching(run, offset, data)
+    return _largest(_matching(run, offset, data), [_matching(other, offset, data) for other in compared], offset)
+
+
+def find_each_evaluated(runs: Sequence[Path], offset: int, data: str) -> list[Evaluated | None]:
+    """The same for each of the runs, compared with the others. The files are read once."""
+    matching = [_matching(run, offset, data) for run in runs]
+    return [_largest(candidates, matching, offset) for candidates in matching]
+
+
+def _largest(
+    candidates: list[EvaluationResult], compared: list[list[EvaluationResult]], offset: int
+) -> Evaluated | None:
     if not candidates:
         return None
-    others = [found for other in compared if (found := _matching(other, offset, data))]
-    shared = [r for r in candidates if all(r.protocol in [o.protocol for o in other] for other in others)]
+    protocols = [[o.protocol for o in other] for other in compared if other]
+    shared = [r for r in candidates if all(r.protocol in other for other in protocols)]
 
     def preference(result: EvaluationResult) -> tuple[int, bool, bool, bool, str]:
         p = result.protocol
