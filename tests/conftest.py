@@ -161,10 +161,14 @@ def bf16_products(monkeypatch):
 
 
 def pytest_configure(config):
-    """`make test-gpu`: kernels run on the GPU, not in Triton's interpreter."""
+    """`make test-gpu`: kernels run on the GPU, not in Triton's interpreter. `make test`: one thread per process."""
     asked = [(config.invocation_params.dir / arg.partition("::")[0]).resolve() for arg in config.args]
     if all(path.is_relative_to(Path(__file__).parent / "gpu") for path in asked):
         os.environ.pop("TRITON_INTERPRET", None)
+    if hasattr(config, "workerinput"):  # a process of xdist, of which there is one for each core
+        import torch
+
+        torch.set_num_threads(1)
 
 
 def pytest_collection_modifyitems(items):

@@ -4,14 +4,22 @@ import torch
 
 from atlas_wm.data import frame_cache
 from atlas_wm.data.clips import ClipDataset, clip_index, fit_normalizer
+from atlas_wm.data.collect import collect
 from atlas_wm.data.dataset import EpisodeData
 from atlas_wm.data.frame_cache import cache_on_device, tiled, untiled
 from atlas_wm.rng import make_rng
 
 
 @pytest.fixture(scope="module")
-def tworoom_frames(task, dataset_path):
-    return EpisodeData(dataset_path, task, image_size=56, frameskip=5)
+def tworoom_frames(task, tmp_path_factory):
+    path = tmp_path_factory.mktemp("data") / "few.h5"
+    collect(task, path, 12, seed=5, pixels=False, workers=1)
+    return EpisodeData(path, task, image_size=56, frameskip=5)
+
+
+@pytest.fixture(scope="module")
+def kept(tworoom_frames):
+    return cache_on_device(tworoom_frames, torch.device("cpu"), workers=1)
 
 
 @pytest.mark.parametrize("tile", [1, 4, 7])
@@ -22,9 +30,8 @@ def test_tiles_put_together_are_the_frame(tile):
     assert torch.equal(untiled(parts, tile), frames)
 
 
-def test_kept_frames_are_the_frames_bit_for_bit_in_any_order(tworoom_frames):
+def test_kept_frames_are_the_frames_bit_for_bit_in_any_order(tworoom_frames, kept):
     data = tworoom_frames
-    kept = cache_on_device(data, torch.device("cpu"), workers=1)
     assert kept is not None
     rows = np.random.default_rng(0).integers(0, len(data.actions), (5, 4))
     expected = data.frames_of(rows.reshape(-1)).unflatten(0, (5, 4))
@@ -60,11 +67,10 @@ def test_what_does_not_fit_stays_on_disk_unless_it_has_to(tworoom_frames, monkey
     assert cache_on_device(tworoom_frames, torch.device("cpu"), workers=1, always=True) is not None
 
 
-def test_batches_from_kept_frames_are_those_from_disk(tworoom_frames, tiny_config):
+def test_batches_from_kept_frames_are_those_from_disk(tworoom_frames, kept, tiny_config):
     data, config = tworoom_frames, tiny_config.model
     clips = clip_index(data.lengths, config.clip_rows)
     normalizer = fit_normalizer(data, clips, config)
-    kept = cache_on_device(data, torch.device("cpu"), workers=1)
     which = [3, 0, len(clips) - 1]
     expected = ClipDataset(data, clips, normalizer, config).__getitems__(which)
     got = ClipDataset(data, clips, normalizer, config, kept).__getitems__(which)
