@@ -46,7 +46,7 @@ lint: $(READY)
 	$(VENV)/bin/mypy
 
 test: lint
-	$(VENV)/bin/python -m pytest -n auto --maxprocesses 8 --dist loadgroup --no-loadscope-reorder
+	$(VENV)/bin/python -m pytest -n auto --maxprocesses 8 --dist loadfile --no-loadscope-reorder
 
 test-gpu: $(READY)
 	@if [ "$$($(VENV)/bin/python -c 'import torch; print(torch.cuda.is_available())')" = False ]; \

@@ -175,7 +175,15 @@ def pytest_collection_modifyitems(items):
     """Files with slow tests first, so that none of them is left for the end, when the others are done."""
     slow = {item.path for item in items if item.get_closest_marker("slow")}
     items.sort(key=lambda item: item.path not in slow)
-    shared = {item.path for item in items if "diagnosed" in getattr(item, "fixturenames", ())}
-    for item in items:  # a process takes whole files; those that share an expensive fixture go to the same one
-        group = "diagnosed" if item.path in shared else str(item.path)
-        item.add_marker(pytest.mark.xdist_group(group))
+
+
+@pytest.hookimpl(optionalhook=True)  # there is none without xdist
+def pytest_xdist_make_scheduler(config, log):
+    """A process takes whole files, which have expensive fixtures; all that share the diagnosed runs go to one."""
+    from xdist.scheduler import LoadFileScheduling
+
+    class Scheduling(LoadFileScheduling):
+        def _split_scope(self, nodeid):
+            return "tests/diagnose" if nodeid.startswith("tests/diagnose/") else super()._split_scope(nodeid)
+
+    return Scheduling(config, log)

@@ -12,6 +12,8 @@ from atlas_wm.cli.app import main
 from atlas_wm.data.collect import record_episode
 from atlas_wm.runs.files import read_json, write_json
 
+pytestmark = pytest.mark.usefixtures("render_in_this_process")
+
 
 def refusal(folder: Path, *arguments: str) -> str:
     """What a command says that must stop, in one line, without touching anything in ``folder``."""

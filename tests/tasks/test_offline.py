@@ -153,7 +153,8 @@ def test_own_columns_are_named_by_a_class(tiny_config, tmp_path):
         EpisodeData(tmp_path / "robot", Wide(), 32, 5)
 
 
-def test_an_offline_run_can_be_evaluated_in_an_environment(tiny_config, tmp_path, in_this_process):
+@pytest.mark.usefixtures("in_this_process", "render_in_this_process")
+def test_an_offline_run_can_be_evaluated_in_an_environment(tiny_config, tmp_path):
     """Recorded TwoRoom data as offline data, then TwoRoom itself."""
     from atlas_wm.data.collect import collect
 
