@@ -21,7 +21,7 @@ from atlas_wm.report import page
 from atlas_wm.report.films import cases_section
 from atlas_wm.report.success import ablation_section
 from atlas_wm.runs.files import MOST_SETTINGS, read_json
-from atlas_wm.runs.folder import BANK, WEIGHTS, read_run, writable_folder
+from atlas_wm.runs.folder import BANK, DEMONSTRATIONS, WEIGHTS, read_run, writable_folder
 from atlas_wm.runs.model import load_model
 from atlas_wm.tasks import get_task_of
 from atlas_wm.tasks.tworoom import TwoRoom
@@ -149,7 +149,7 @@ def test_a_file_without_end_is_not_read_to_its_end():
         read_json(Path("/dev/zero"), 1000)
 
 
-@pytest.mark.parametrize("file", [WEIGHTS, BANK])
+@pytest.mark.parametrize("file", [WEIGHTS, BANK, DEMONSTRATIONS])
 def test_weights_and_banks_that_are_not_finite_are_refused(run, file):
     tensors = load_file(run / file)
     next(t for t in tensors.values() if t.is_floating_point()).view(-1)[3] = torch.nan

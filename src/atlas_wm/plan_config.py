@@ -1,6 +1,7 @@
 """The settings of planning. The defaults are the paper's, but for clip_actions."""
 
 from dataclasses import dataclass, field
+from typing import Literal
 
 from atlas_wm.settings import Options, check_types, known_or_own, own_names, require, within
 
@@ -23,6 +24,10 @@ class PlanConfig:
     """terminal: distance from the goal at the end of the plan; every search starts at zero (the paper). nearest:
     smallest distance over the steps of the plan; a search starts with the unused rest of the last plan. Or your own
     Cost as module:Class (docs/guides/own-model.md)."""
+    start: Literal["zero", "retrieval"] = "zero"
+    """Where a search starts. zero: at zero, the mean of the training actions (the paper), or with the rest of the
+    last plan where the cost asks for it. retrieval: at the cheapest of that and of training demonstrations that
+    began near the current frame and came near the goal, which are also candidates of the first iteration."""
     solver: str = "cem"
     """cem: the cross-entropy method. Or your own Solver as module:Class."""
     options: Options = field(default_factory=dict)
@@ -52,7 +57,8 @@ class PlanConfig:
     @property
     def replanning(self) -> str:
         """How it differs from the paper's planning, for names of files; empty where it does not."""
-        parts = [name.rpartition(":")[2] for name in (self.cost, self.solver) if name not in ("terminal", "cem")]
+        names = [name for name in (self.cost, self.start, self.solver) if name not in ("terminal", "zero", "cem")]
+        parts = [name.rpartition(":")[2] for name in names]
         return "".join(f"_{part}" for part in parts) + (
             "" if self.execute == self.horizon else f"_replan{self.execute}"
         )

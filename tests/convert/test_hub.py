@@ -14,12 +14,17 @@ from atlas_wm.models.world_model import WorldModel
 from atlas_wm.runs.model import load_model, push_to_hub, save_model
 
 FILES = {"config.json", "model.safetensors", "normalizer.json", "bank.safetensors", "states.safetensors"}
+FILES |= {"demonstrations.safetensors"}
 
 
 def same(one: WorldModel, other: WorldModel) -> bool:
     weights = other.state_dict()
     equal = all(torch.equal(tensor, weights[name]) for name, tensor in one.state_dict().items())
     banks = [model.bank and (model.bank.points.tolist(), model.bank.novelty.tolist()) for model in (one, other)]
+    shown = [
+        model.demonstrations and [t.tolist() for t in vars(model.demonstrations).values()] for model in (one, other)
+    ]
+    equal = equal and shown[0] == shown[1]
     return equal and banks[0] == banks[1] and one.normalizer == other.normalizer and one.config == other.config
 
 

@@ -48,6 +48,8 @@ def make_valid(folder: Path) -> None:
     data = DataInfo("tworoom.h5", "0" * 16, 2, 60, 10, 2)
     model.run = RunInfo("tworoom", "atlas", "demo", 2, config, data, "cpu")
     model.build_bank([torch.zeros(60, 3, 32, 32, dtype=torch.uint8).random_(256)])
+    actions = torch.zeros(10, 10)
+    model.build_demonstrations([(torch.zeros(10, 3, 32, 32, dtype=torch.uint8).random_(256), actions, 0)])
     save_model(model, folder / "run")
     TrainingStates(np.zeros((60, 2), np.float32), ("state",), data.hash).write(folder / "run")
     make_run(folder / "made_up", "atlas", seeds=(42, 43))
@@ -113,6 +115,7 @@ TARGETS = {
     "normalizer": Target("run/normalizer.json", hostile_json, load_run),
     "weights": Target("run/model.safetensors", hostile_safetensors, load_run),
     "bank": Target("run/bank.safetensors", hostile_safetensors, load_run),
+    "demonstrations": Target("run/demonstrations.safetensors", hostile_safetensors, load_run),
     "states": Target("run/states.safetensors", hostile_safetensors, read_states),
     "report config": Target("made_up/config.json", hostile_json, read_report),
     "report evaluation": Target("made_up/evaluation/all_offset50_budget75.json", hostile_json, read_report),

@@ -79,6 +79,35 @@ def test_in_float32_the_captured_search_is_the_plain_one_from_the_same_noise(rec
     torch.testing.assert_close(found.latents, model.rollout(z, mean[:, None])[:, 0], atol=1e-3, rtol=1e-3)
 
 
+@pytest.mark.parametrize(("recipe", "cost"), [("demo", "terminal"), ("demo", "nearest"), ("paper", "terminal")])
+def test_captured_plans_start_from_demonstrations(recipe, cost, caplog):
+    """One iteration whose elites are the cheapest two: no plan costs more than the best proposal, and no graph is
+    captured again for another start."""
+    model, plan = model_and_plan(recipe, iterations=1, elites=2, cost=cost, start="retrieval", clip_actions=False)
+    size, episodes = model.config.encoder.image_size, 30
+    model.build_demonstrations(
+        (images(8, size, seed=20 + e), torch.randn(8, 10, generator=make_rng(e)), e) for e in range(episodes)
+    )
+    planner, (frames, goals) = Planner(model, plan, dtype=torch.float32), frames_and_goals(model, 4)
+    rngs = [make_rng(0, e) for e in range(4)]
+    with caplog.at_level(logging.INFO, "atlas_wm"):
+        plans = planner.plan_batch(frames, goals, rngs)
+    assert "fast path: CUDA graphs" in caplog.text and "fast path: off" not in caplog.text
+    graphs = planner._captured.batches[4]
+    rests = [np.full((2, 10), 0.5, np.float32)] * 4
+    again = planner.plan_batch(goals, frames, rngs, rests)
+    assert planner._captured.batches[4] is graphs
+    for found, now, then, rest in ((plans, frames, goals, 0.0), (again, goals, frames, 0.5)):
+        with torch.inference_mode():
+            z, z_goal = model.encode(now), model.encode(then)
+            start = torch.zeros(4, plan.horizon, 10, device=DEVICE)
+            start[:, :2] = rest if cost == "nearest" else 0.0
+            proposals = planner.retrieval.proposals(start, z, z_goal)
+            distances = model.distance(model.rollout(z, proposals), z_goal[:, None, None])
+        best = (distances.amin(dim=-1) if cost == "nearest" else distances[..., -1]).amin(dim=1).tolist()
+        assert all(p.cost <= b * (1 + 1e-3) for p, b in zip(found, best, strict=True))
+
+
 @pytest.mark.parametrize("recipe", RECIPES)
 def test_in_bf16_plans_are_as_good(recipe, caplog):
     model, plan = model_and_plan(recipe, iterations=10)

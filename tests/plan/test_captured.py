@@ -168,6 +168,37 @@ def test_the_answer_is_clipped_before_it_is_rolled_out_and_the_search_is_not(sea
         torch.testing.assert_close(result.latents, imagined, atol=1e-4, rtol=1e-4)
 
 
+def test_retrieved_sequences_and_the_start_compete_as_in_the_plain_search(search, demo_model, monkeypatch):
+    """With the noise of the plain search, which it draws elsewhere; the start is a buffer, so two plans need no new
+    graphs."""
+    config = replace(TINY, cost="nearest", start="retrieval")
+    pieces = [
+        (torch.randint(0, 256, (6, 3, 32, 32), dtype=torch.uint8, generator=make_rng(7)), torch.randn(6, 10), 0)
+    ]
+    demo_model.build_demonstrations(pieces)
+    planner = Planner(demo_model, config, plain=True)
+    search.config, search.cost, search.retrieval = config, make_cost(config), planner.retrieval
+    noise = torch.randn(2, 1, 6, 2, 10, generator=make_rng(5))
+
+    def draw(mean, std, keys, iteration, samples):
+        candidates = mean[:, None] + std[:, None] * noise[int(iteration)]
+        candidates[:, 0] = mean
+        return candidates
+
+    monkeypatch.setattr(search.kernels, "draw_candidates", draw)
+    for seed in (0, 1):
+        frames, goals = torch.randint(0, 256, (2, 1, 3, 32, 32), dtype=torch.uint8, generator=make_rng(seed))
+        start = torch.randn(1, 2, 10, generator=make_rng(seed, 1))
+        found = search(frames, goals, [11], start)
+        drawn = iter(noise[:, 0])
+        with monkeypatch.context() as patch, torch.inference_mode():
+            patch.setattr(torch, "randn", lambda *_, drawn=drawn, **__: next(drawn))
+            expected = planner._search(frames, goals, [make_rng(0)], start)
+        for mine, theirs in zip(found, expected, strict=True):
+            torch.testing.assert_close(mine, theirs, atol=1e-4, rtol=1e-4)
+    assert list(search.batches) == [1]
+
+
 def test_batches_are_padded_to_few_sizes():
     assert [padded(n, 128) for n in (1, 7, 8, 9, 50, 100, 128)] == [1, 7, 8, 16, 56, 104, 128]
     assert padded(50, 52) == 52

@@ -213,6 +213,29 @@ def test_latents_made_in_inference_mode_serve_gradients_too(any_model):
     assert candidates.grad.abs().max() > 0
 
 
+@pytest.mark.parametrize("solver", SOLVERS)
+def test_its_solvers_start_from_the_cheapest_demonstration(demo_model, solver, monkeypatch):
+    frames, actions = images(12, seed=3), torch.randn(12, 10, generator=make_rng(4))
+    demo_model.build_demonstrations([(frames, actions, 0)])
+    policy = harness_policy(demo_model, replace(PLAN, start="retrieval"), solver)
+    policy.set_env(environments(2))
+    cost, starts = policy.solver.model, []
+    assert isinstance(cost, Actionable)
+    get_action = cost.get_action
+    monkeypatch.setattr(
+        type(cost),
+        "get_action",
+        lambda _, *given, **named: (starts.append(get_action(*given, **named)), starts[-1].clone())[1],
+    )
+    now, goals = images(2, seed=5), images(2, seed=6)
+    found = solve(policy.solver, now, goals)
+    proposals = torch.stack([torch.zeros(5, 10), *(actions[i : i + 5] for i in range(7))]).expand(2, -1, -1, -1)
+    costs = torch.stack([cost_of(demo_model, now, goals, proposals[:, i]) for i in range(8)], dim=1)
+    expected = torch.stack([proposals[b, costs[b].argmin()] for b in range(2)])
+    assert torch.equal(starts[0], expected)
+    assert found.shape == (2, 5, 10) and (cost_of(demo_model, now, goals, found) <= costs[:, 0]).all()
+
+
 def test_icem_keeps_within_the_bounds_of_the_environment(demo_model):
     """Which are in its units; a normaliser of mean (3, -1) and deviation (0.5, 2) makes others of them."""
     policy = harness_policy(demo_model, PLAN, "icem")

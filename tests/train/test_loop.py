@@ -74,6 +74,7 @@ def test_a_run_folder_holds_everything(run_folder, tiny_config):
         "README.md",
         "bank.safetensors",
         "config.json",
+        "demonstrations.safetensors",
         "metrics.csv",
         "model.safetensors",
         "normalizer.json",

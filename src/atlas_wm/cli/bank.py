@@ -13,10 +13,11 @@ def bank(
     device: Device = "auto",
     task: OwnTasks = (),
 ) -> None:
-    """Add the bank of training latents to a run, so that its plans report novelty.
+    """Add the bank of training latents to a run, so that its plans report novelty, and demonstrations, so that they
+    can start from them (`--start retrieval`).
 
-    Training and `atlas import` already do this. Use it for runs of older versions, or after deleting
-    bank.safetensors:
+    Training already does both, `atlas import` the first. Use it for runs of older versions, or after deleting
+    bank.safetensors or demonstrations.safetensors:
 
         atlas bank runs/tworoom-atlas-demo
 

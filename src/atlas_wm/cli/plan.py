@@ -31,6 +31,10 @@ class PlanFlags:
     """terminal: the distance of the last latent of a plan to the goal (the paper). nearest: the distance of its
     nearest latent, and a search starts from the rest of the last plan; use it with --replan-every 1 or 2. Or your
     own Cost as module:Class (docs/guides/own-model.md)."""
+    start: Annotated[Literal["zero", "retrieval"] | None, by_default("the run's", "{zero,retrieval}")] = None
+    """zero: searches start at zero (the paper), or with --cost nearest from the rest of the last plan. retrieval:
+    from that or, where it costs less, from a training demonstration that began near the frame and came near the
+    goal (docs/guides/planning.md)."""
     solver: Annotated[str | None, by_default("the run's", "{cem,MODULE:CLASS}")] = None
     """cem, or your own Solver as module:Class (docs/guides/own-model.md)."""
     options: Annotated[dict[str, int | float | str] | None, by_default("the run's", "NAME VALUE")] = None
@@ -52,6 +56,7 @@ class PlanFlags:
             "elites": self.elites,
             "execute": self.replan_every,
             "cost": self.cost,
+            "start": self.start,
             "solver": self.solver,
             "options": self.options,
             "candidate_chunk": self.candidate_chunk,

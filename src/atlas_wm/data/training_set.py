@@ -35,6 +35,7 @@ from atlas_wm.tasks import Task
 log = logging.getLogger(__name__)
 GROUPED = 0.1  # of the episodes, at least, in a dataset with groups; a few pairs may be alike by chance
 BANK_FRAMES, FRAMES_AT_ONCE = 1500, 50
+DEMONSTRATION_FRAMES = 10_000
 PROBE_FITTED, PROBE_JUDGED = 2000, 500  # frames, at most
 TOKENS = "tokens.f16"  # in the run folder while it is trained
 
@@ -126,6 +127,26 @@ class TrainingSet:
         rows = np.random.default_rng(0).permutation(self._rows(self.training))[:count]
         for first in range(0, len(rows), FRAMES_AT_ONCE):
             yield self.data.frames_of(rows[first : first + FRAMES_AT_ONCE])
+
+    def demonstrations(self, most: int = DEMONSTRATION_FRAMES) -> Iterator[tuple[Tensor, Tensor, int]]:
+        """Training episodes, always the same random choice, with ``most`` frames together at most.
+
+        In pieces of an episode: frames (n, 3, S, S) uint8, one action chunk apart; the standardised chunks from
+        each to the next, (n, frameskip·A), zero after the last frame of an episode; the number of the episode.
+        """
+        data, rng = self.data, np.random.default_rng(0)
+        for episode in rng.permutation(np.unique(self.training.episode)).tolist():
+            chunks, left_over = divmod(int(data.lengths[episode]) - 1, data.frameskip)
+            chunks, start = min(chunks, most - 1), int(rng.integers(left_over + 1))
+            rows = data.offsets[episode] + start + np.arange(chunks * data.frameskip)
+            standardised = self.normalizer.apply(torch.from_numpy(data.actions[rows])).reshape(chunks, -1)
+            actions = torch.cat([standardised, torch.zeros_like(standardised[:1])])
+            for i, part in enumerate(actions.split(FRAMES_AT_ONCE)):
+                first = np.array([start + i * FRAMES_AT_ONCE * data.frameskip])
+                yield data.frames(np.array([episode]), first, len(part))[0], part, episode
+            most -= chunks + 1
+            if most < 2:
+                break
 
     def probe_rows(self) -> tuple[np.ndarray, np.ndarray]:
         """Rows of training clips to fit a state probe on, and other rows, of validation clips, to judge it on."""

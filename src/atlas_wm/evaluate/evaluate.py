@@ -29,7 +29,7 @@ from atlas_wm.parallel.workers import TIMEOUT, WorkerDied, WorkerPool, check_tim
 from atlas_wm.plan.planner import Planner, dtype_of
 from atlas_wm.plugins import import_plugin, loaded_modules
 from atlas_wm.runs.card import write_card
-from atlas_wm.runs.folder import read_run, weights_path, writable_folder
+from atlas_wm.runs.folder import DEMONSTRATIONS, read_bank, read_run, weights_path, writable_folder
 from atlas_wm.runs.model import load_model
 from atlas_wm.runs.results import (
     FOLDER,
@@ -217,6 +217,8 @@ def evaluate(
     policies += ["random"] if random_floor else []
     policies += ["replay"] if replay_ceiling else []
     draws = draw_and_label(run, info, data, protocols)
+    if setup.plan.start == "retrieval":
+        _check_demonstrations(run, info, data, draws)
     jobs = _jobs(data, draws, policies, films, EPISODES_PER_JOB[where.type])
     folder = writable_folder(run, FOLDER) if is_main() else run  # fails before the work starts
 
@@ -245,6 +247,21 @@ def _open_data(run: Path, info: RunInfo, setup: Setup, task: Task) -> EpisodeDat
         )
     check_rendering(data)
     return data
+
+
+def _check_demonstrations(run: Path, info: RunInfo, data: EpisodeData, draws: Draws) -> None:
+    """Warn where the planner may retrieve the very demonstration that leads from the start to the goal."""
+    stored = read_bank(run, DEMONSTRATIONS) or {}
+    if info.data.hash != data.content_hash() or "episodes" not in stored:
+        return
+    starts = np.array([row for by_seed in draws.starts.values() for rows in by_seed.values() for row in rows])
+    known = np.isin(data.locate(starts)[0], stored["episodes"].numpy())
+    if known.any():
+        log.warning(
+            "--start retrieval: %d of %d evaluated episodes are among the demonstrations of the run, so success is "
+            "not that of new episodes: use --part heldout, or another dataset",
+            *(known.sum(), len(known)),
+        )
 
 
 def _jobs(data: EpisodeData, draws: Draws, policies: Sequence[PolicyName], films: int, size: int) -> list[Job]:

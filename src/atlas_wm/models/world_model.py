@@ -11,6 +11,7 @@ from atlas_wm.errors import UserError
 from atlas_wm.losses.objective import ClipLatents
 from atlas_wm.losses.own_terms import make_terms
 from atlas_wm.models.bank import LatentBank
+from atlas_wm.models.demonstrations import Demonstrations
 from atlas_wm.models.encoders import Tokens, make_encoder
 from atlas_wm.models.layers import MLP
 from atlas_wm.models.predictors import make_predictor
@@ -46,6 +47,7 @@ class WorldModel(nn.Module):
             raise UserError(f"the normaliser has {self.normalizer.size} coordinates, actions {action_size}")
         self.run: RunInfo | None = None
         self.bank: LatentBank | None = None  # of training frames, as these weights see them
+        self.demonstrations: Demonstrations | None = None  # likewise, to start a search from
         self.states: bytes | None = None  # the file of training states, which evaluation reads
         chunk = config.frameskip * action_size
         self.encoder = make_encoder(config.encoder)
@@ -141,3 +143,15 @@ class WorldModel(nn.Module):
         self.eval()
         device = next(self.parameters()).device
         self.bank = LatentBank.of(self.encode(some.to(device)) for some in frames)
+
+    @torch.no_grad()
+    def build_demonstrations(self, pieces: Iterable[tuple[Tensor, Tensor, int]]) -> None:
+        """Store demonstrations, from which a search can start (plan.start retrieval).
+
+        Pieces of training episodes in order: frames (n, 3, S, S) uint8, one action chunk apart, the standardised
+        chunks after each (n, frameskip·A), and the number of the episode. Leaves the model in eval mode. Call it
+        again after the weights change.
+        """
+        self.eval()
+        device = next(self.parameters()).device
+        self.demonstrations = Demonstrations.of((self.encode(f.to(device)), a, e) for f, a, e in pieces)

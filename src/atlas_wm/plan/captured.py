@@ -8,6 +8,7 @@ are halved.
 
 import logging
 from collections.abc import Callable, Sequence
+from functools import partial
 from itertools import chain
 from typing import Any, NamedTuple
 
@@ -19,6 +20,7 @@ from atlas_wm.models.world_model import WorldModel
 from atlas_wm.plan.bounds import clip_limits
 from atlas_wm.plan.costs import candidate_costs, make_cost
 from atlas_wm.plan.offer import fast_rollout
+from atlas_wm.plan.retrieval import Retrieval, cheapest
 
 log = logging.getLogger(__name__)
 
@@ -68,13 +70,20 @@ class CapturedSearch:
     """``search(frames, goals, keys, start)`` finds plans for B episodes.
 
     ``dtype``: of the products while candidates are compared: bfloat16, or float32 for the numbers of the plain
-    search. Frames are encoded, and the answer is rolled out, in float32 in both cases.
+    search. Frames are encoded, and the answer is rolled out, in float32 in both cases. ``retrieval``: proposes
+    sequences, which compete with the start.
     """
 
-    def __init__(self, model: WorldModel, config: PlanConfig, dtype: torch.dtype = torch.bfloat16):
+    def __init__(
+        self,
+        model: WorldModel,
+        config: PlanConfig,
+        dtype: torch.dtype = torch.bfloat16,
+        retrieval: Retrieval | None = None,
+    ):
         from atlas_wm.kernels import cem as kernels  # needs Triton
 
-        self.model, self.config, self.dtype = model, config, dtype
+        self.model, self.config, self.dtype, self.retrieval = model, config, dtype, retrieval
         self.cost = make_cost(config)
         self.most = config.candidate_chunk or LARGEST_BATCH * config.candidates  # candidates at once
         self.kernels = kernels
@@ -150,6 +159,7 @@ class _Batch:
         iteration = torch.zeros(1, dtype=torch.int64, device=device)
         self.mean = torch.zeros(size, config.horizon, model.config.frameskip * model.action_size, device=device)
         self.start = torch.zeros_like(self.mean)
+        self.best = torch.zeros_like(self.mean)  # the cheapest proposal
         std = torch.ones_like(self.mean)
         limits = clip_limits(config, model)
         self.graph_inputs = (std, iteration, limits)  # graphs hold addresses: these tensors must outlive them
@@ -161,22 +171,43 @@ class _Batch:
             iteration.zero_()
             return model.encode(self.frames.flatten(0, 1)).unflatten(0, (2, size))
 
-        def iterate() -> None:
-            candidates = search.kernels.draw_candidates(self.mean, std, self.keys, iteration, config.candidates)
+        def costs_of(candidates: Tensor) -> Tensor:
             costs = [
                 candidate_costs(search.cost, model, world, self.z[0], part, self.z[1])
                 for part in candidates.split(together, dim=1)
             ]
-            whole = costs[0] if len(costs) == 1 else torch.cat(costs, dim=1)
-            search.kernels.refine(whole, candidates, config.elites, self.mean, std, iteration)
+            return costs[0] if len(costs) == 1 else torch.cat(costs, dim=1)
+
+        def retrieve() -> Tensor:
+            assert search.retrieval is not None
+            proposals = search.retrieval.proposals(self.start, *self.z)
+            self.mean.copy_(cheapest(costs_of(proposals), proposals))
+            self.best.copy_(self.mean)
+            return proposals
+
+        def iterate(proposals: Tensor | None = None) -> None:
+            candidates = search.kernels.draw_candidates(self.mean, std, self.keys, iteration, config.candidates)
+            if proposals is not None:
+                candidates[:, : proposals.shape[1]] = proposals
+            search.kernels.refine(costs_of(candidates), candidates, config.elites, self.mean, std, iteration)
 
         def finish() -> Tensor:
             if limits is not None:
                 self.mean.clamp_(*limits)
+                self.best.clamp_(*limits)
+            if search.retrieval is not None:
+                answers = torch.stack([self.mean, self.best], dim=1)
+                costs = candidate_costs(search.cost, model, exact, self.z[0], answers, self.z[1])
+                self.mean.copy_(cheapest(costs, answers))
             return exact.rollout(self.z[0], self.mean[:, None])[:, 0]
 
         self.begin, self.z = captured(begin, search.pool)
         self.begin.replay()
+        self.first: list[torch.cuda.CUDAGraph] = []  # instead of the first iteration
+        if search.retrieval is not None:
+            retrieving, self.proposals = captured(retrieve, search.pool)
+            retrieving.replay()
+            self.first = [retrieving, captured(partial(iterate, self.proposals), search.pool)[0]]
         self.iterate, _ = captured(iterate, search.pool)
         self.finish, self.latents = captured(finish, search.pool)
 
@@ -187,7 +218,9 @@ class _Batch:
         self.frames[1, :count].copy_(goals)
         self.keys[:count].copy_(torch.tensor(keys, dtype=torch.int64))
         self.begin.replay()
-        for _ in range(self.iterations):
+        for graph in self.first:
+            graph.replay()
+        for _ in range(self.iterations - bool(self.first)):
             self.iterate.replay()
         self.finish.replay()
         return Found(*(t[:count].clone() for t in (*self.z, self.mean, self.latents)))

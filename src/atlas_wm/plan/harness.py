@@ -20,6 +20,7 @@ from atlas_wm.images import check_frames, reduce_frames
 from atlas_wm.models.world_model import WorldModel
 from atlas_wm.normalizer import Normalizer
 from atlas_wm.plan.planner import Planner
+from atlas_wm.plan.retrieval import Retrieval, cheapest
 
 SOLVERS = ("cem", "icem", "mppi", "gradient")
 
@@ -84,6 +85,25 @@ class GoalCost(nn.Module):
         return known.z
 
 
+class RetrievalCost(GoalCost):
+    """Also says where a search starts: the library's solvers ask a cost that has ``get_action``."""
+
+    def __init__(self, model: WorldModel, candidate_chunk: int | None, retrieval: Retrieval):
+        super().__init__(model, candidate_chunk)
+        self.retrieval = retrieval
+
+    def get_action(self, info: dict[str, Any], horizon: int = 1, prefix_actions: Tensor | None = None) -> Tensor:
+        """The cheapest of zero and of the retrieved sequences: (B, horizon, frameskip·A).
+
+        info["pixels"] and info["goal"]: (B, T, 3, H, W). Every search starts anew, so there are no prefix_actions.
+        """
+        info = {key: value[:, None] for key, value in info.items() if key in ("pixels", "goal")}
+        z, z_goal = self._encode(info, "pixels"), self._encode(info, "goal")
+        zero = torch.zeros(len(z), horizon, self.retrieval.actions.shape[1], device=z.device)
+        proposals = self.retrieval.proposals(zero, z, z_goal)
+        return cheapest(self.get_cost(info, proposals), proposals).to(info["pixels"].device)
+
+
 class Standardisation:
     """A model's normaliser with the interface that the library expects, scikit-learn's.
 
@@ -116,14 +136,19 @@ def harness_policy(
     from stable_worldmodel.policy import PlanConfig as TheirPlanConfig
     from stable_worldmodel.policy import WorldModelPolicy
 
-    plan = Planner(model, plan).config
+    planner = Planner(model, plan)
+    plan = planner.config
     if plan.cost != "terminal":
         raise UserError(
             f"the library's policy reads only the end of a plan: set plan.cost terminal, not {plan.cost}"
         )
     if plan.solver != "cem":
         raise UserError(f"the library's policy runs the library's solvers, not {plan.solver}: pass solver=…")
-    cost = GoalCost(model, plan.candidate_chunk)
+    cost = (
+        GoalCost(model, plan.candidate_chunk)
+        if planner.retrieval is None
+        else RetrievalCost(model, plan.candidate_chunk, planner.retrieval)
+    )
     standardisation = Standardisation(model.normalizer, clip=plan.clip_actions)
 
     class Policy(WorldModelPolicy):
@@ -136,7 +161,7 @@ def harness_policy(
 
     return Policy(
         solver(cost) if callable(solver) else _make_solver(solver, cost, plan, seed),
-        # Every search starts at zero, as with the cost terminal.
+        # No search starts with the rest of the last plan, as with the cost terminal.
         TheirPlanConfig(plan.horizon, plan.execute, action_block=model.config.frameskip, warm_start=False),
         process={"action": standardisation},
         transform=dict.fromkeys(("pixels", "goal"), _as_plain_tensor),

@@ -22,6 +22,7 @@ from atlas_wm.plan.captured import CapturedSearch, Found, Weights
 from atlas_wm.plan.cem import make_solver
 from atlas_wm.plan.costs import candidate_costs, make_cost, plan_costs, starts
 from atlas_wm.plan.offer import NoFastRollout, fast_rollout
+from atlas_wm.plan.retrieval import Retrieval, cheapest
 from atlas_wm.rng import make_rng
 
 log = logging.getLogger(__name__)
@@ -82,6 +83,9 @@ class Planner:
         self.model = model.eval()
         self.config = config or (model.run.config.plan if model.run else PlanConfig())
         self.cost, self.solver = make_cost(self.config), make_solver(self.config)
+        self.retrieval = (
+            Retrieval(model, self.config, self.cost.ends_only) if self.config.start == "retrieval" else None
+        )
         self.plain = plain or self.solver.needs_gradients  # which fast paths do not have
         self.dtype = dtype or (torch.bfloat16 if self.device.type == "cuda" else torch.float32)
         if model.run and self.config.clip_actions and model.normalizer.low is None:
@@ -183,10 +187,18 @@ class Planner:
                 log.warning("out of memory with %d candidates at once: %d from now on", rows, self.chunk)
                 torch.cuda.empty_cache()
 
-        mean, limits = self.solver(costs, start, rngs).mean, clip_limits(self.config, model)
+        proposals: tuple[Tensor, ...] = ()
+        if self.retrieval is not None:
+            found = self.retrieval.proposals(start, z, z_goal)
+            start = cheapest(costs(found), found)
+            proposals = (found,) if self.solver.takes_proposals else ()
+        mean, limits = self.solver(costs, start, rngs, *proposals).mean, clip_limits(self.config, model)
         if limits is not None:
-            mean = mean.clamp(*limits)
+            mean, start = mean.clamp(*limits), start.clamp(*limits)
         exact = dynamics if self.dtype == torch.float32 else model
+        if self.retrieval is not None:  # a plan never costs more than the best proposal
+            answers = torch.stack([mean, start], dim=1)
+            mean = cheapest(candidate_costs(self.cost, model, exact, z, answers, z_goal), answers)
         latents = exact.rollout(z, mean[:, None])[:, 0]
         return Found(z, z_goal, mean, latents)
 
@@ -197,7 +209,7 @@ class Planner:
         try:
             with torch.cuda.device(self.device):  # kernels go to the current one
                 if self._captured is None:
-                    self._captured = CapturedSearch(self.model, self.config, self.dtype)
+                    self._captured = CapturedSearch(self.model, self.config, self.dtype, self.retrieval)
                     log.info("fast path: CUDA graphs, products in %s", _name(self.dtype))
                 return self._captured(frames, goals, [s.initial_seed() for s in rngs], start)
         except Exception as error:  # of a driver, a compiler or too little memory

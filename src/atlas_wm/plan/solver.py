@@ -18,6 +18,7 @@ class Solution(NamedTuple):
 class Solver(ABC):
     """What ``plan.solver`` names: built from the plan's config."""
 
+    takes_proposals = False  # compares the proposals of plan.start, too; else it gets the cheapest as its start
     needs_gradients = False  # of the cost in the candidates: the planner then leaves out fast paths without them
 
     def __init__(self, config: PlanConfig):
@@ -25,10 +26,16 @@ class Solver(ABC):
 
     @abstractmethod
     def __call__(
-        self, cost: Callable[[Tensor], Tensor], start: Tensor, rngs: Sequence[torch.Generator]
+        self,
+        cost: Callable[[Tensor], Tensor],
+        start: Tensor,
+        rngs: Sequence[torch.Generator],
+        proposals: Tensor | None = None,
     ) -> Solution:
         """Minimise ``cost``, (B, S, H, D) → (B, S) for any S, for B = len(rngs) episodes at once.
 
         start: (B, H, D) standardised action chunks to start from. Draw all noise of episode b from rngs[b], so that
-        its plan does not depend on the other episodes in the batch.
+        its plan does not depend on the other episodes in the batch. proposals: (B, P, H, D), at most as many as
+        candidates, sequences to compare with the first candidates; ``start`` is the cheapest of them. They are only
+        passed to a solver that sets ``takes_proposals``.
         """

@@ -5,6 +5,7 @@
     terms.safetensors   parameters of your own loss terms, if they have any; no command reads them
     normalizer.json     action standardisation
     bank.safetensors    latents of training frames, for novelty (optional)
+    demonstrations.safetensors  latents and actions of training episodes, for plan.start retrieval (optional)
     states.safetensors  a sample of the training states, for the ID/OOD split (optional)
     README.md           model card
     metrics.csv, tensorboard/, evaluation/*.json
@@ -37,6 +38,7 @@ from atlas_wm.settings import from_dict, to_dict
 SPACE = 1 << 20  # bytes that must be free
 CONFIG, WEIGHTS, NORMALIZER, METRICS = "config.json", "model.safetensors", "normalizer.json", "metrics.csv"
 BANK = "bank.safetensors"
+DEMONSTRATIONS = "demonstrations.safetensors"
 TERMS = "terms.safetensors"
 STATES = "states.safetensors"
 CHECKPOINTS, NOT_FINITE = "checkpoints", "not-finite.json"
@@ -230,8 +232,9 @@ def read_states(folder: str | Path) -> bytes | None:
     return stored
 
 
-def read_bank(folder: str | Path) -> dict[str, Tensor] | None:
-    path = Path(folder) / BANK
+def read_bank(folder: str | Path, name: str = BANK) -> dict[str, Tensor] | None:
+    """The tensors of BANK or DEMONSTRATIONS."""
+    path = Path(folder) / name
     try:
         return load_file(path) if path.exists() else None
     except (SafetensorError, OSError) as error:

@@ -7,9 +7,9 @@ from pathlib import Path
 
 from atlas_wm.errors import UserError
 from atlas_wm.runs.card import CARD
-from atlas_wm.runs.folder import BANK, CONFIG, NORMALIZER, STATES, WEIGHTS
+from atlas_wm.runs.folder import BANK, CONFIG, DEMONSTRATIONS, NORMALIZER, STATES, WEIGHTS
 
-FILES = [CONFIG, WEIGHTS, NORMALIZER, BANK, STATES]  # the last two are optional
+FILES = [CONFIG, WEIGHTS, NORMALIZER, BANK, DEMONSTRATIONS, STATES]  # the last three are optional
 
 
 def fetch(repo_id: str, revision: str | None = None) -> Path:

@@ -8,11 +8,13 @@ import torch
 
 from atlas_wm.errors import UserError
 from atlas_wm.models.bank import LatentBank
+from atlas_wm.models.demonstrations import Demonstrations
 from atlas_wm.models.world_model import TRAINING_ONLY, WorldModel
 from atlas_wm.runs.card import CARD, model_card
 from atlas_wm.runs.files import write_atomically, write_tensors
 from atlas_wm.runs.folder import (
     BANK,
+    DEMONSTRATIONS,
     STATES,
     TERMS,
     WEIGHTS,
@@ -37,7 +39,7 @@ def load_model(
 
     ``model.run`` holds the settings it was trained with. ``revision``: branch, tag or commit on the hub.
     ``weights``: other weights of a run folder than the final ones, such as ``best`` or ``step-2000``. The latent
-    bank belongs to the final weights, so the model has none then.
+    bank and the demonstrations belong to the final weights, so the model has none then.
     """
     if is_hub_id(source):
         source = fetch(str(source), revision)
@@ -48,7 +50,11 @@ def load_model(
     model = WorldModel(info.config.model, info.action_size, normalizer)
     model.load_state_dict(tensors)
     model.run = info
-    model.bank = load_bank(source, info.config.model.latent_shape[-1]) if weights is None else None
+    if weights is None:
+        width = info.config.model.latent_shape[-1]
+        model.bank = load_bank(source, width)
+        chunk = info.config.model.frameskip * info.action_size
+        model.demonstrations = load_demonstrations(source, width, chunk)
     model.states = read_states(source)
     return model.eval().to(device)
 
@@ -65,7 +71,8 @@ def absolute_source(source: str | Path) -> str:
 
 
 def save_model(model: WorldModel, folder: str | Path) -> None:
-    """Write what :func:`load_model` reads: settings, weights, normalizer and, where there are, bank and states.
+    """Write what :func:`load_model` reads: settings, weights, normalizer and, where there are, bank,
+    demonstrations and states.
 
     The parameters of the user's loss terms go to a file of their own, which load_model does not read.
     """
@@ -85,6 +92,10 @@ def save_model(model: WorldModel, folder: str | Path) -> None:
         (folder / BANK).unlink(missing_ok=True)
     else:
         save_bank(model.bank, folder)
+    if model.demonstrations is None:
+        (folder / DEMONSTRATIONS).unlink(missing_ok=True)
+    else:
+        save_demonstrations(model.demonstrations, folder)
     if model.states is not None:
         with write_atomically(folder / STATES) as temporary:
             temporary.write_bytes(model.states)
@@ -128,3 +139,27 @@ def load_bank(folder: str | Path, width: int) -> LatentBank | None:
 
 def save_bank(bank: LatentBank, folder: Path) -> None:
     write_tensors(folder / BANK, {"points": bank.points, "novelty": bank.novelty})
+
+
+def load_demonstrations(folder: str | Path, width: int, chunk: int) -> Demonstrations | None:
+    """The demonstrations of a run folder, or None. width, chunk: numbers of a point and of an action chunk."""
+    stored = read_bank(folder, DEMONSTRATIONS)
+    if stored is None:
+        return None
+    path, remedy = Path(folder) / DEMONSTRATIONS, f"delete it and make it again with `atlas bank {folder}`"
+    shapes = {name: tuple(tensor.shape) for name, tensor in stored.items()}
+    count = stored["episodes"].numel() if "episodes" in stored else 0
+    wanted = {"points": (count, width), "actions": (count, chunk), "episodes": (count,)}
+    if count == 0 or shapes != wanted or any(tensor.is_complex() for tensor in stored.values()):
+        raise UserError(
+            f"{path} does not fit the model, whose points have {width} coordinates and action chunks {chunk} (it "
+            f"holds {shapes}): {remedy}"
+        )
+    points, actions = stored["points"].half(), stored["actions"].float()
+    if not (points.isfinite().all() and actions.isfinite().all()):
+        raise UserError(f"{path} is damaged (it is not finite): {remedy}")
+    return Demonstrations(points, actions, stored["episodes"].long())
+
+
+def save_demonstrations(demonstrations: Demonstrations, folder: Path) -> None:
+    write_tensors(folder / DEMONSTRATIONS, vars(demonstrations))

@@ -1,4 +1,4 @@
-"""Add a latent bank to a run that was trained without one."""
+"""Add a latent bank and demonstrations to a run that was trained without them."""
 
 import logging
 from dataclasses import replace
@@ -10,14 +10,16 @@ from atlas_wm.errors import UserError
 from atlas_wm.parallel.devices import pick_device
 from atlas_wm.runs.files import write_json
 from atlas_wm.runs.folder import BANK, NORMALIZER
-from atlas_wm.runs.model import load_model, save_bank
+from atlas_wm.runs.model import load_model, save_bank, save_demonstrations
 from atlas_wm.tasks import get_task_of
 
 log = logging.getLogger(__name__)
 
 
 def write_bank(run: Path, data: Path | None = None, device: str = "auto") -> Path:
-    """Write what training would have written: the bank, states for the ID/OOD split, action bounds."""
+    """Write what training would have written: the bank, demonstrations, states for the ID/OOD split and
+    action bounds.
+    """
     model = load_model(run, pick_device(device))
     assert model.run is not None
     training_set = open_training_set(data or model.run.data.path, get_task_of(model.run), model.run.config)
@@ -27,8 +29,10 @@ def write_bank(run: Path, data: Path | None = None, device: str = "auto") -> Pat
             f"{training_set.info.path} has {training_set.info.hash}: pass the --data it was trained on"
         )
     model.build_bank(training_set.sample_frames())
-    assert model.bank is not None
+    model.build_demonstrations(training_set.demonstrations())
+    assert model.bank is not None and model.demonstrations is not None
     save_bank(model.bank, run)
+    save_demonstrations(model.demonstrations, run)
     if model.normalizer.low is None:
         bounded = replace(model.normalizer, low=training_set.normalizer.low, high=training_set.normalizer.high)
         write_json(run / NORMALIZER, bounded.to_dict())

@@ -98,8 +98,9 @@ def train(
 
 
 def finish(model: WorldModel, training_set: TrainingSet, folder: Path) -> None:
-    """Complete the run folder: latent bank, final weights and model card."""
+    """Complete the run folder: latent bank, demonstrations, final weights and model card."""
     model.build_bank(training_set.sample_frames())
+    model.build_demonstrations(training_set.demonstrations())
     with saving(folder):
         save_model(model, folder)
         write_card(folder)

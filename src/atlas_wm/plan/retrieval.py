@@ -1,0 +1,67 @@
+"""Demonstrations to start a search from: those that began near the current latent and came near the goal."""
+
+import torch
+from torch import Tensor
+
+from atlas_wm.config import PlanConfig
+from atlas_wm.errors import UserError
+from atlas_wm.models.bank import flat
+from atlas_wm.models.world_model import WorldModel
+
+NEAREST = 64  # starts that are ranked, also by how near they come to the goal
+MOST_PROPOSALS = 16  # retrieved sequences that compete as candidates
+
+
+class Retrieval:
+    """``retrieval(z, z_goal)``: action sequences of demonstrations, the best match first.
+
+    Of all points with ``horizon`` action chunks after them, the ``NEAREST`` to z are ranked by ‖x_0 − z‖² +
+    ‖x_h − z_g‖², where h is the horizon (``ends_only``), or the step that comes nearest to the goal. Over all
+    points this sum would give up the start for a far goal.
+    """
+
+    def __init__(self, model: WorldModel, config: PlanConfig, ends_only: bool):
+        known, horizon = model.demonstrations, config.horizon
+        if known is None:
+            raise UserError(
+                "plan.start retrieval needs demonstrations, and this model has none: `atlas bank RUN` adds them to "
+                "a run folder, for its final weights"
+            )
+        complete = known.episodes[horizon:] == known.episodes[:-horizon]
+        if not complete.any():
+            raise UserError(
+                f"plan.start retrieval: no stored demonstration has plan.horizon {horizon} action chunks: lower "
+                f"the horizon, or use plan.start zero"
+            )
+        device = next(model.parameters()).device
+        points = known.points.float()
+        self.centre = points.mean(dim=0).to(device)  # subtracted, so that products do not round distances away
+        self.points = points.to(device) - self.centre  # (M, m)
+        self.squares = self.points.square().sum(dim=1)
+        self.actions = known.actions.to(device)
+        self.starts = complete.nonzero()[:, 0].to(device)  # (N,) which points have a whole sequence after them
+        self.chunks = torch.arange(horizon, device=device)
+        self.compared = self.chunks[-1:] + 1 if ends_only else self.chunks + 1  # chunks after a start
+        self.nearest = min(NEAREST, len(self.starts))
+        self.count = min(MOST_PROPOSALS, config.candidates - 1, self.nearest)
+
+    def __call__(self, z: Tensor, z_goal: Tensor) -> Tensor:
+        """(B, …) twice → (B, count, H, frameskip·A)"""
+        queries = flat(torch.cat([z, z_goal])).float() - self.centre
+        distances = self.squares - 2 * queries @ self.points.T  # ‖x − q‖² less ‖q‖², the same for all x
+        from_start, from_goal = distances.split(len(z))
+        near = from_start[:, self.starts].topk(self.nearest, dim=1, largest=False)
+        starts = self.starts[near.indices]  # (B, nearest)
+        later = starts[..., None] + self.compared
+        gaps = from_goal.gather(1, later.flatten(1)).unflatten(1, later.shape[1:]).amin(dim=-1)
+        best = starts.gather(1, (near.values + gaps).topk(self.count, dim=1, largest=False).indices)
+        return self.actions[best[..., None] + self.chunks]
+
+    def proposals(self, start: Tensor, z: Tensor, z_goal: Tensor) -> Tensor:
+        """The start without retrieval, and the retrieved sequences: (B, 1 + count, H, D)"""
+        return torch.cat([start[:, None], self(z, z_goal)], dim=1)
+
+
+def cheapest(costs: Tensor, candidates: Tensor) -> Tensor:
+    """Of S candidates for each of B episodes: (B, S) and (B, S, H, D) → (B, H, D)"""
+    return candidates.take_along_dim(costs.argmin(dim=1)[:, None, None, None], dim=1)[:, 0]
