@@ -25,7 +25,7 @@ class Retrieval:
         if known is None:
             raise UserError(
                 "plan.start retrieval needs demonstrations, and this model has none: `atlas bank RUN` adds them to "
-                "a run folder, for its final weights"
+                "a run folder, for its final weights; plan.start zero needs none"
             )
         complete = known.episodes[horizon:] == known.episodes[:-horizon]
         if not complete.any():
