@@ -31,8 +31,8 @@ from torch import Tensor, nn
 from atlas_wm.config import DataInfo, ModelConfig, PlanConfig, RunInfo
 from atlas_wm.data.collect import collect
 from atlas_wm.data.dataset import EpisodeData
-from atlas_wm.evaluate.evaluate import Job, Setup, Worker
 from atlas_wm.evaluate.protocol import Protocol, draw_starts
+from atlas_wm.evaluate.worker import Job, Setup, Worker
 from atlas_wm.images import reduce_frames
 from atlas_wm.models.world_model import WorldModel
 from atlas_wm.normalizer import Normalizer

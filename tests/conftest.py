@@ -98,11 +98,12 @@ def in_this_process(monkeypatch):
     import torch
 
     from atlas_wm.evaluate import evaluate
+    from atlas_wm.evaluate.worker import Worker
 
     def here(setup, data, jobs, workers):
         threads = torch.get_num_threads()
         torch.set_num_threads(1)
-        yield from map(evaluate.Worker(setup).run, jobs)
+        yield from map(Worker(setup).run, jobs)
         torch.set_num_threads(threads)
 
     monkeypatch.setattr(evaluate, "run_in_workers", here)

@@ -21,6 +21,7 @@ from atlas_wm.cli.plan import PlanFlags
 from atlas_wm.config import DataInfo, EncoderConfig, PlanConfig, PredictorConfig, RunInfo
 from atlas_wm.errors import UserError
 from atlas_wm.evaluate import evaluate
+from atlas_wm.evaluate.worker import Worker
 from atlas_wm.methods import get_method
 from atlas_wm.models.encoders import Encoder, Tokens
 from atlas_wm.models.predictors import Predictor
@@ -59,7 +60,7 @@ def new_worker(monkeypatch):
 
     def here(setup, data, jobs, workers):
         sys.modules.pop("my_model")
-        yield from map(evaluate.Worker(setup).run, jobs)
+        yield from map(Worker(setup).run, jobs)
 
     monkeypatch.setattr(evaluate, "run_in_workers", here)
 

@@ -36,7 +36,7 @@ def evaluated_run(trained, tmp_path_factory) -> Path:
     """Evaluated with another planner than its settings name."""
     folder = shutil.copytree(trained, tmp_path_factory.mktemp("diagnosed") / "evaluated")
     plan = PlanConfig(candidates=20, iterations=2, elites=4)
-    evaluate(folder, [PROTOCOL], plan=plan, random_floor=False, films=0, workers=1, device="cpu")
+    evaluate(folder, [PROTOCOL], plan=plan, policies=("model", "replay"), films=0, workers=1, device="cpu")
     return folder
 
 

@@ -20,9 +20,10 @@ from atlas_wm.data.dataset import EpisodeData
 from atlas_wm.errors import UserError
 from atlas_wm.evaluate.env_batch import EnvBatch, EpisodeStart, Observations
 from atlas_wm.evaluate.env_pool import EnvPool
-from atlas_wm.evaluate.evaluate import Job, JobResult, Setup, Worker, evaluate
+from atlas_wm.evaluate.evaluate import evaluate
 from atlas_wm.evaluate.protocol import Protocol, draw_starts
 from atlas_wm.evaluate.rollout import planning_policy, random_policy, run_episodes
+from atlas_wm.evaluate.worker import Job, JobResult, Setup, Worker
 from atlas_wm.tasks.tworoom import TwoRoom
 
 PROTOCOL = Protocol(offset=20, budget=30, episodes=16, seeds=(8,))
@@ -107,7 +108,7 @@ def test_a_frame_is_drawn_for_each_plan_and_none_for_random_actions(setup, data,
         assert env.calls == {"render": record.plans, "step": record.steps}
         env.calls.clear()
     assert max(record.plans for record in records) == 3
-    run_episodes([batch], data, random_policy(batch.open(), 8), rows, 20, budget=60, render=False)
+    run_episodes([batch], data, random_policy(batch.open(), 8), rows, 20, budget=60, observe=None)
     assert all(env.calls["render"] == 0 < env.calls["step"] for env in envs)
     assert batch.envs is envs and len(envs) == len(rows)  # kept
 
@@ -133,7 +134,7 @@ def test_one_stage_acts_while_another_is_planned_for(data, rows, task):
         return [np.zeros((25, 2)) for _ in episodes]
 
     far = [r for r in rows if not task.solved(*data.states[[r, r + 20]])][:3]
-    run_episodes([Noting("a"), Noting("b")], data, wait, far, 20, budget=50, render=False)
+    run_episodes([Noting("a"), Noting("b")], data, wait, far, 20, budget=50, observe=None)
     first = "reset a, reset b, wait a, plan for 2, act a, wait b, plan for 1, act b"
     assert happened == f"{first}, {first[18:]}, wait a, wait b".split(", ")
 

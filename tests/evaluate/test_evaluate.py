@@ -10,9 +10,10 @@ from atlas_wm.data.clips import held_out_episodes
 from atlas_wm.data.dataset import EpisodeData
 from atlas_wm.errors import UserError
 from atlas_wm.evaluate.env_batch import EnvBatch
-from atlas_wm.evaluate.evaluate import Job, Setup, Worker, evaluate
+from atlas_wm.evaluate.evaluate import evaluate
 from atlas_wm.evaluate.protocol import draw_starts
 from atlas_wm.evaluate.rollout import run_episodes
+from atlas_wm.evaluate.worker import Job, Setup, Worker
 from atlas_wm.runs.folder import read_run
 from atlas_wm.runs.results import EvaluationResult, Protocol, films_path
 
@@ -74,8 +75,8 @@ def test_success_is_the_environments_and_the_budget_holds(worker, data, task):
     ][:5]
     envs = EnvBatch(task, data.image_size)
     for row in rows:
-        ((walked,), _) = run_episodes([envs], data, straight, [row], 25, budget=60, render=False)
-        ((waited,), _) = run_episodes([envs], data, wait, [row], 25, budget=30, render=False)
+        ((walked,), _) = run_episodes([envs], data, straight, [row], 25, budget=60, observe=None)
+        ((waited,), _) = run_episodes([envs], data, wait, [row], 25, budget=30, observe=None)
         assert walked.success and walked.steps < 60 and walked.final_distance < 16
         assert not waited.success and waited.steps == 30 and waited.plans == 2
 

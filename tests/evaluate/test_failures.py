@@ -23,8 +23,9 @@ from atlas_wm.diagnose.evaluated import find_evaluated
 from atlas_wm.diagnose.simulate import Environments, Simulator
 from atlas_wm.errors import UserError
 from atlas_wm.evaluate import evaluate as evaluate_module
-from atlas_wm.evaluate.evaluate import Job, JobResult, Setup, Worker, evaluate
+from atlas_wm.evaluate.evaluate import evaluate
 from atlas_wm.evaluate.protocol import Protocol, draw_starts
+from atlas_wm.evaluate.worker import Job, JobResult, Setup, Worker
 from atlas_wm.runs.results import PolicyResult, read_results
 from atlas_wm.tasks.tworoom import TwoRoom
 
@@ -97,7 +98,7 @@ def here(setup: Setup, data: EpisodeData, jobs: list[Job], workers: int) -> Iter
 
 
 def one_evaluation(run: Path, env_batches: str) -> PolicyResult:
-    options = {"random_floor": False, "replay_ceiling": False, "films": 0, "workers": 2, "device": "cpu"}
+    options = {"policies": ("model",), "films": 0, "workers": 2, "device": "cpu"}
     return evaluate(run, [PROTOCOL], environments=env_batches, timeout=3, **options)[0].model
 
 

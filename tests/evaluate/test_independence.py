@@ -9,8 +9,9 @@ import torch
 
 from atlas_wm.data.dataset import EpisodeData
 from atlas_wm.evaluate import evaluate as module
-from atlas_wm.evaluate.evaluate import Job, Setup, Worker, evaluate
+from atlas_wm.evaluate.evaluate import evaluate
 from atlas_wm.evaluate.protocol import Protocol, draw_starts
+from atlas_wm.evaluate.worker import Job, Setup, Worker
 from atlas_wm.runs.results import EpisodeRecord
 
 EPISODES = 16

@@ -130,7 +130,7 @@ def test_data_without_the_columns_of_the_states_are_refused(run, training):
 
 @pytest.mark.usefixtures("in_this_process")
 def test_a_result_records_whose_bank_it_was(run, training, other):
-    options = {"films": 0, "random_floor": False, "replay_ceiling": False, "device": "cpu"}
+    options = {"films": 0, "policies": ("model",), "device": "cpu"}
     (result,) = evaluate(run, [Protocol(10, 12, 4, (1,))], data_path=other.path, **options)
     assert result.data.hash == other.content_hash()
     assert (result.novelty_bank.source, result.novelty_bank.data) == ("training data", training.content_hash())

@@ -26,7 +26,7 @@ from parity_cases import (
 from atlas_wm.config import PlanConfig
 from atlas_wm.data.collect import record_episode
 from atlas_wm.data.dataset import EpisodeData
-from atlas_wm.evaluate.env_batch import EnvBatch
+from atlas_wm.evaluate.env_batch import EnvBatch, Observe
 from atlas_wm.evaluate.protocol import Protocol, draw_starts
 from atlas_wm.evaluate.rollout import Policy, planning_policy, run_episodes
 from atlas_wm.images import reduce_frames
@@ -222,12 +222,12 @@ def calibrate(model: WorldModel, data: EpisodeData, rows: np.ndarray, offset: in
 
 
 def run_here(
-    policy: Policy, case: Case, data: EpisodeData, rows: np.ndarray, offset: int, render: bool = True
+    policy: Policy, case: Case, data: EpisodeData, rows: np.ndarray, offset: int, observe: Observe = "frame"
 ) -> tuple[list[EpisodeRecord], list[Recorder]]:
     envs = [Recorder(data.task.make_env(), data.task) for _ in rows]
     batch = EnvBatch(data.task, data.image_size)
     batch.envs = envs
-    return run_episodes([batch], data, policy, rows.tolist(), offset, case.budget, render=render)[0], envs
+    return run_episodes([batch], data, policy, rows.tolist(), offset, case.budget, observe=observe)[0], envs
 
 
 def compare(
@@ -291,7 +291,7 @@ def test_what_was_demonstrated_is_judged_as_the_library_does(case, tmp_path):
     ours, envs = run_here(
         lambda episodes: [data.actions[e.row : e.row + case.budget] for e in episodes],
         *(case, data, rows, case.offset),
-        render=False,
+        observe=None,
     )
     compare(ours, envs, theirs, their_envs)
     assert sum(r.success and not r.solved_at_start for r in ours) >= len(rows) / 2

@@ -23,7 +23,7 @@ from atlas_wm.diagnose import simulate
 from atlas_wm.diagnose.catalog import QuerySettings
 from atlas_wm.diagnose.diagnose import diagnose
 from atlas_wm.errors import UserError
-from atlas_wm.evaluate import evaluate
+from atlas_wm.evaluate import evaluate, worker
 from atlas_wm.evaluate.protocol import Protocol
 from atlas_wm.models.encoders import ViTEncoder
 from atlas_wm.parallel.launch import process_info
@@ -128,7 +128,7 @@ def full() -> None:
 if __name__ == "__main__":
     torch.set_num_threads(1)
     EpisodeData(DATA, get_task("tworoom"), 32, 5)  # imports what it needs, before the others are forked
-    evaluate.WorkerPool = simulate.WorkerPool = Here
+    worker.WorkerPool = simulate.WorkerPool = Here
     scenario("alone", commands, size=1)
     scenario("together", commands)
     scenario("under-slurm", training, slurm=True)

@@ -15,6 +15,7 @@ from atlas_wm.diagnose.catalog import DIAGNOSTICS
 from atlas_wm.errors import UserError
 from atlas_wm.report.page import write_report
 from atlas_wm.report.runs import read_study
+from atlas_wm.report.success import REFERENCES
 from made_up_results import episode, evaluation, policy
 
 SECTIONS = {"summary", "success", "ablation", *DIAGNOSTICS, "training", "settings"}
@@ -227,3 +228,26 @@ def test_the_command_writes_where_it_is_told_and_destroys_nothing(tmp_path, caps
         write_report([run], out)
     with pytest.raises(UserError, match="no run folder"):
         write_report([tmp_path / "nowhere"], tmp_path / "new")
+
+
+def test_the_oracle_stands_beside_the_methods_also_those_it_was_not_run_for(tmp_path):
+    """One run has an oracle of two of its four episodes."""
+    runs = {method: make_run(tmp_path / method, method, seeds=(42,)) for method in ("atlas", "lewm")}
+    for method, reached in {"atlas": (0, 3), "lewm": (0, 1, 2)}.items():
+        path = runs[method] / "evaluation/all_offset50_budget75.json"
+        file = json.loads(path.read_text())
+        (one, *_) = file["model"]["episodes"]["42"]
+        file["model"]["episodes"]["42"] = [{**one, "row": row, "success": row in reached} for row in range(4)]
+        if method == "atlas":
+            found = {"42": [{**one, "row": row, "success": True} for row in (0, 2)]}
+            oracle = {**file["model"], "success_mean": 100.0, "success_by_seed": {"42": 100.0}, "episodes": found}
+            plan = {**file["plan"], "candidates": 50}
+            file |= {"oracle": oracle, "oracle_plan": plan, "share_of_oracle": 50.0}
+        path.write_text(json.dumps(file))
+    section = Page(write_report(list(runs.values()), tmp_path / "page")).sections["success"]
+    assert "Oracle planner" in section and "Of the oracle, %" in section
+    assert "50 % of the oracle's 100.0 %, over the same 2 episodes (oracle: 50×30×5 with 30 elites; " in section
+    rows = list(csv.DictReader((tmp_path / "page/tables/success.csv").open()))
+    shares = {r["policy"]: r["of_oracle_percent"] for r in rows if "offset 50" in r["condition"]}
+    assert shares == {"ATLAS": "50.0", "LeWM": "100.0", **dict.fromkeys(REFERENCES, "")}
+    assert {r["of_oracle_percent"] for r in rows if "offset 25" in r["condition"]} == {""}

@@ -82,7 +82,7 @@ def test_the_table_has_a_line_for_each_policy_and_a_column_for_each_condition(tm
 @pytest.fixture(scope="module")
 def filmed(run_folder) -> Path:
     """An evaluation with two films."""
-    options = {"films": 2, "random_floor": False, "replay_ceiling": False, "workers": 1, "device": "cpu"}
+    options = {"films": 2, "policies": ("model",), "workers": 1, "device": "cpu"}
     (result,) = evaluate(run_folder, [Protocol(20, 30, 4, (9,))], **options)
     return run_folder / "evaluation" / f"{result.name}.json"
 

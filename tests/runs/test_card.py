@@ -46,7 +46,7 @@ def test_a_run_has_a_card_and_an_evaluation_adds_its_results(run_folder, tmp_pat
     result = evaluated([90.0, 93.0], data=model.run.data.hash)
     result.write(run / "evaluation", {})
     write_card(run)
-    row = "| 20 | heldout, offset 25, budget 50 | 91.5 ± 1.5 | 34.0 ± 0.0 | 99.0 ± 0.0 |"
+    row = "| 20 | heldout, offset 25, budget 50 | 91.5 ± 1.5 | 34.0 ± 0.0 | 99.0 ± 0.0 | – |"
     assert f"{row} `{result.name}.json` |" in (run / "README.md").read_text()
     (metric,) = ModelCard.load(run / "README.md").data.eval_results
     assert (metric.metric_type, metric.metric_value) == ("success_rate", 91.5)
@@ -71,7 +71,7 @@ def test_the_card_shows_the_most_complete_of_like_evaluations_and_says_which(run
         result.write(run / "evaluation", {})
     write_card(run)
     card = (run / "README.md").read_text()
-    assert f"| 91.5 ± 1.5 | 34.0 ± 0.0 | 99.0 ± 0.0 | `{complete.name}.json` (of 2) |" in card
+    assert f"| 91.5 ± 1.5 | 34.0 ± 0.0 | 99.0 ± 0.0 | – | `{complete.name}.json` (of 2) |" in card
     assert "budget 50, data tworoom.lance (another) | 50.0 |" in card
     assert few.name not in card and "1 other is in the folder" in card
 
@@ -100,7 +100,9 @@ def test_a_damaged_older_result_does_not_spoil_an_evaluation(run_folder, tmp_pat
     run = Path(shutil.copytree(run_folder, tmp_path / "run"))
     (run / "evaluation").mkdir()
     (run / "evaluation" / "older.json").write_text("{")
-    (report,) = evaluate(run, [Protocol(10, 12, 2, (1,))], random_floor=False, films=0, workers=1, device="cpu")
+    (report,) = evaluate(
+        run, [Protocol(10, 12, 2, (1,))], policies=("model", "replay"), films=0, workers=1, device="cpu"
+    )
     assert report.model.success_mean is not None
     assert (run / "evaluation" / f"{report.name}.json").exists()
     assert "the model card is not updated" in caplog.text and "older.json" in caplog.text

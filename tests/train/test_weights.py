@@ -71,7 +71,7 @@ def test_weights_of_another_model_are_refused(saved, tmp_path):
 @pytest.mark.usefixtures("in_this_process")
 def test_evaluations_of_other_weights_stand_beside_that_of_the_final_ones(saved, tmp_path, capsys):
     run = shutil.copytree(saved, tmp_path / "run")
-    options = {"films": 0, "device": "cpu", "random_floor": False, "replay_ceiling": False}
+    options = {"films": 0, "device": "cpu", "policies": ("model",)}
     (final,) = evaluate(run, [PROTOCOL], **options)
     flags = [
         "--offset",
@@ -87,7 +87,7 @@ def test_evaluations_of_other_weights_stand_beside_that_of_the_final_ones(saved,
         "--device",
         "cpu",
     ]
-    main(["eval", str(run), *flags, "--no-random-floor", "--no-replay-ceiling", "--weights", "step-4"])
+    main(["eval", str(run), *flags, "--policy", "model", "--weights", "step-4"])
     assert "weights step-4" in capsys.readouterr().out
     results = read_results(run)
     other = next(r for r in results.values() if r.weights == "step-4")

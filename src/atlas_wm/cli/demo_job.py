@@ -18,7 +18,7 @@ from atlas_wm.report.page import write_report
 from atlas_wm.report.table import markdown, print_results, success_rows, write_csv
 from atlas_wm.report.training import training_curves
 from atlas_wm.runs.folder import read_run
-from atlas_wm.runs.results import FOLDER, POLICIES, EvaluationResult, Protocol, read_results
+from atlas_wm.runs.results import FOLDER, USUAL_POLICIES, EvaluationResult, Protocol, read_results
 from atlas_wm.tasks import get_task
 
 METHODS = ("lewm", "atlas")
@@ -34,7 +34,8 @@ def demo_results(run: Path) -> list[Path] | None:
     info, _ = read_run(run)
     found = []
     for protocol in PROTOCOLS:
-        wanted = replace(protocol, budget=protocol.steps), info.config.plan, info.data.hash, info.task, POLICIES
+        filled = replace(protocol, budget=protocol.steps)
+        wanted = filled, info.config.plan, info.data.hash, info.task, USUAL_POLICIES
         same = [
             name
             for name, r in read_results(run).items()

@@ -25,8 +25,10 @@ def evaluate(
     part: Literal["all", "heldout"] = "all",
     leave_out_solved: bool = False,
     data: Annotated[Path | None, by_default("the dataset the run was trained on")] = None,
-    random_floor: bool = True,
-    replay_ceiling: bool = True,
+    policy: tuple[Literal["model", "random", "replay", "oracle"], ...] = ("model", "random", "replay"),
+    oracle_episodes: int = 20,
+    oracle_candidates: Annotated[int | None, by_default("--candidates, at most 100", "INT")] = None,
+    oracle_iterations: Annotated[int | None, by_default("--iterations, at most 10", "INT")] = None,
     films: int = 4,
     workers: Annotated[int | None, by_default("one per core", "INT")] = None,
     timeout: float = 300,
@@ -38,12 +40,14 @@ def evaluate(
     """Measure success in the environment: plan many episodes from dataset states to dataset goals.
 
     Start and goal are two rows of one demonstration, OFFSET steps apart. The same episodes are also run with
-    uniformly random actions (the floor) and with the demonstration's own actions (the ceiling). Success rates,
+    uniformly random actions (the floor) and with the demonstration's own actions (a ceiling). With --policy oracle
+    the planner also searches in the environment itself: what it would reach with a perfect model. Success rates,
     settings and every episode go to RUN/evaluation/*.json. A result is replaced only by one with the same settings.
 
         atlas eval runs/tworoom-atlas-demo --part heldout
         atlas eval runs/tworoom-atlas-paper --offset 25 --budget 50 --seeds 42-46
         atlas eval runs/mine --task my_task:MyTask --episodes 50 --seeds 42
+        atlas eval runs/mine --policy model random oracle --seeds 42
 
     Args:
         run: Run folder.
@@ -54,8 +58,12 @@ def evaluate(
         part: all: draw from all episodes, as the paper does. heldout: only from episodes that training never saw.
         leave_out_solved: Exclude episodes that are already solved at the start from the success rates.
         data: Dataset to draw episodes from.
-        random_floor: Also run uniformly random actions.
-        replay_ceiling: Also replay the demonstration's actions.
+        policy: What acts, on the same episodes. model: plans of the run's model, always needed. random: uniformly
+            random actions. replay: the demonstration's actions. oracle: the planner's search with the environment
+            in place of the model and the task's own distance as the cost; it takes minutes to hours.
+        oracle_episodes: Episodes per seed that the oracle runs.
+        oracle_candidates: Candidates per iteration of the oracle; the share of elites is the planner's.
+        oracle_iterations: Iterations of the oracle.
         films: Number of episodes to film, from the one with the longest path to the median one.
         workers: On a CPU, processes that plan and act; with a GPU, processes that run the environments.
         timeout: Seconds an environment may take to start an episode or to execute one plan; 0 for no limit. An
@@ -74,7 +82,7 @@ def evaluate(
 
     info, _ = read_run(run)
     from atlas_wm.evaluate.protocol import Protocol
-    from atlas_wm.report.table import print_results
+    from atlas_wm.report.table import ceiling_line, print_results
 
     config = search.applied_to(info.config.plan)
     protocol = Protocol(offset, budget, episodes, parse_seeds(seeds), part, leave_out_solved)
@@ -84,8 +92,10 @@ def evaluate(
         config,
         data_path=data,
         task=given[0] if given else None,
-        random_floor=random_floor,
-        replay_ceiling=replay_ceiling,
+        policies=policy,
+        oracle_episodes=oracle_episodes,
+        oracle_candidates=oracle_candidates,
+        oracle_iterations=oracle_iterations,
         films=films,
         workers=workers,
         timeout=timeout,
@@ -95,6 +105,8 @@ def evaluate(
         precision=search.precision,
     )
     print_results(reports)
+    if line := ceiling_line(reports[0]):
+        print(line)
     planned = reports[0].model
     print(
         f"{planned.plans} plans, {planned.seconds_per_plan or 0:.3f} s each; "
@@ -125,4 +137,9 @@ def evaluate_with_progress(
         def show(done: int, total: int, success: float) -> None:
             bar.update(done, total, f"success so far {100 * success:.0f} %")
 
-        return evaluate(run, list(protocols), plan=plan, on_progress=show, **options)
+        def show_oracle(done: int, total: int, success: float) -> None:
+            if done == 0:
+                bar.rename(f"oracle of {run.name}", "episodes")
+            show(done, total, success)
+
+        return evaluate(run, list(protocols), plan=plan, on_progress=show, on_oracle=show_oracle, **options)

@@ -4,7 +4,7 @@ from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -43,7 +43,9 @@ class EpisodeEnd:
         return cls(False, steps, None, np.empty((0, 0)), None, error, lost)
 
 
-# By episode number: its end if it is over, else its frame, (3, S, S) uint8, or None without rendering.
+# What a policy needs to see of an episode: its frame, (3, S, S) uint8, its full state, or nothing.
+Observe = Literal["frame", "state"] | None
+# By episode number: its end if it is over, else what was to be observed.
 Observations = dict[int, EpisodeEnd | np.ndarray | None]
 
 
@@ -83,9 +85,9 @@ class EnvBatch:
     def answer(self) -> Observations:
         return self._answer
 
-    def reset(self, starts: dict[int, EpisodeStart], budget: int, render: bool) -> Observations:
-        """Start an episode of at most ``budget`` steps for each start; render frames only if ``render``."""
-        self.budget, self.render = budget, render
+    def reset(self, starts: dict[int, EpisodeStart], budget: int, observe: Observe) -> Observations:
+        """Start an episode of at most ``budget`` steps for each start; only observed frames are rendered."""
+        self.budget, self.observe = budget, observe
         self._make_envs(len(starts))
         self._running = {
             number: _Running(env, start) for env, (number, start) in zip(self.envs, starts.items(), strict=False)
@@ -132,7 +134,7 @@ class EnvBatch:
         self.task.reset(running.env, running.start.state, running.start.goal)
         if running.start.film:
             running.film.append(running.env.render())
-        return self._frame(running)
+        return self._observation(running)
 
     def _execute(self, running: _Running, actions: np.ndarray) -> EpisodeEnd | np.ndarray | None:
         """An episode succeeds if the task reports success at any step. A film has a frame every ``FILM_EVERY``
@@ -147,7 +149,8 @@ class EnvBatch:
                 running.film.append(running.env.render())
             if running.success:
                 break
-        return self._end(running) if running.success or running.steps == self.budget else self._frame(running)
+        over = running.success or running.steps == self.budget
+        return self._end(running) if over else self._observation(running)
 
     def _end(self, running: _Running) -> EpisodeEnd:
         distance = self.task.distance(running.last_states[-1], running.start.goal)
@@ -157,8 +160,11 @@ class EnvBatch:
         film = np.stack(running.film) if running.film else None
         return EpisodeEnd(bool(running.success), running.steps, distance, np.stack(running.last_states), film)
 
-    def _frame(self, running: _Running) -> np.ndarray | None:
-        """Reduced here, so that little data is sent; contiguous, so that it equals a frame from another process."""
-        if not self.render:
+    def _observation(self, running: _Running) -> np.ndarray | None:
+        """Frames are reduced here, so that little data is sent; contiguous, so that they equal frames from another
+        process."""
+        if self.observe is None:
             return None
+        if self.observe == "state":
+            return self.task.full_state(running.env)
         return reduce_frames(frame_to_tensor(running.env.render()), self.image_size)[0].contiguous().numpy()

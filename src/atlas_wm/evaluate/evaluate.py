@@ -1,39 +1,36 @@
 """Evaluate a run: draw start rows, run episodes, assemble one result per condition, write it to the run folder."""
 
 import logging
-import time
-from collections import deque
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
-import torch
 
 from atlas_wm.config import PlanConfig, RunInfo
 from atlas_wm.data.dataset import EpisodeData
 from atlas_wm.data.render_check import check_rendering
-from atlas_wm.errors import UserError
-from atlas_wm.evaluate.env_batch import FILM_EVERY, EnvBatch, EpisodeEnd
-from atlas_wm.evaluate.env_pool import EnvPool
+from atlas_wm.errors import UserError, unknown
+from atlas_wm.evaluate.env_batch import FILM_EVERY
 from atlas_wm.evaluate.novelty import Draws, draw_and_label
-from atlas_wm.evaluate.rollout import planning_policy, random_policy, record_of, replay_policy, run_episodes
+from atlas_wm.evaluate.oracle import EPISODES as ORACLE_EPISODES
+from atlas_wm.evaluate.oracle import oracle_plan
 from atlas_wm.evaluate.statistics import summarise
-from atlas_wm.parallel.devices import peak_memory, pick_device
+from atlas_wm.evaluate.worker import Job, JobResult, Setup, run_beside_envs, run_in_workers
+from atlas_wm.parallel.devices import pick_device
 from atlas_wm.parallel.launch import own_cores, processes
 from atlas_wm.parallel.processes import from_all, is_main, rank, world_size
-from atlas_wm.parallel.workers import TIMEOUT, WorkerDied, WorkerPool, check_timeout
-from atlas_wm.plan.planner import Planner, dtype_of
-from atlas_wm.plugins import import_plugin, loaded_modules
+from atlas_wm.parallel.workers import TIMEOUT, check_timeout
+from atlas_wm.plugins import loaded_modules
 from atlas_wm.runs.card import write_card
 from atlas_wm.runs.folder import DEMONSTRATIONS, read_bank, read_run, weights_path, writable_folder
-from atlas_wm.runs.model import load_model
 from atlas_wm.runs.results import (
     FOLDER,
-    EpisodeRecord,
+    POLICIES,
+    USUAL_POLICIES,
     EvaluatedData,
     EvaluationResult,
     PolicyName,
@@ -41,124 +38,14 @@ from atlas_wm.runs.results import (
     Protocol,
 )
 from atlas_wm.runs.versions import versions
-from atlas_wm.tasks import Task, get_task, get_task_of, task_id
+from atlas_wm.tasks import Task, get_task_of, task_id
 
 log = logging.getLogger(__name__)
-Precision = Literal["bf16", "float32"]
+OnProgress = Callable[[int, int, float], None]  # episodes done, episodes in total, success rate so far
+PLANNING: tuple[PolicyName, ...] = ("model", "oracle")
 ENOUGH_ERRORS = 20  # episodes: evaluation stops if the first ones all failed with an error
-PRECISIONS: dict[torch.dtype, Precision] = {torch.bfloat16: "bf16", torch.float32: "float32"}
 # A CPU plans episodes one by one in several processes; a GPU plans many in one batch.
 EPISODES_PER_JOB = {"cpu": 5, "mps": 20, "cuda": 100}
-
-
-@dataclass(frozen=True)
-class Setup:
-    """Everything a worker process needs, small enough to pickle."""
-
-    run: str
-    task: str  # as get_task takes it
-    data: str
-    plan: PlanConfig
-    device: str
-    plain: bool = False
-    precision: str = "auto"
-    timeout: float = 0.0  # seconds an environment may take; 0: no limit
-    weights: str | None = None  # None: the final ones
-    plugins: tuple[str, ...] = ()  # modules of the user's own classes, which the main process has imported
-
-
-@dataclass(frozen=True)
-class Job:
-    policy: PolicyName
-    protocol: Protocol
-    seed: int
-    rows: tuple[int, ...]
-    films: tuple[int, ...] = ()  # start rows of the episodes to film
-
-
-@dataclass(frozen=True)
-class JobResult:
-    job: Job
-    records: list[EpisodeRecord]
-    films: dict[int, np.ndarray]  # row → (frames, H, W, 3) uint8, the goal last
-    seconds: float
-    planning_seconds: float
-    peak_memory: int  # bytes
-    precision: Precision | None = None  # that the search used; None if the policy does not plan
-    plain: bool | None = None
-
-
-class Worker:
-    """The model and data of one process, and the environments it plans for: its own, or an env pool's."""
-
-    def __init__(self, setup: Setup, env_pool: int = 0):
-        for module in setup.plugins:
-            import_plugin(module)
-        info, _ = read_run(setup.run)
-        task, size = get_task(setup.task), info.config.model.encoder.image_size
-        # Two groups: one acts while the other is planned for. The groups are the same for any number of processes
-        # from 2 on, because on a GPU the rounding of a plan depends on the batch it is planned in.
-        groups = [(env_pool + 1) // 2, env_pool // 2]
-        self.env_batches: list[EnvBatch | EnvPool] = (
-            [EnvPool(setup.task, size, count, setup.timeout) for count in groups if count]
-            if env_pool
-            else [EnvBatch(task, size, setup.timeout)]
-        )
-        self.data = EpisodeData(setup.data, task, size, info.config.model.frameskip)
-        model = load_model(setup.run, setup.device, weights=setup.weights)
-        self.planner = Planner(model, setup.plan, plain=setup.plain, dtype=dtype_of(setup.precision))
-
-    def run(self, job: Job) -> JobResult:
-        started, planned = time.perf_counter(), self.planner.seconds
-        protocol, plans, budget = job.protocol, job.policy == "model", job.protocol.steps
-        if plans:
-            policy = planning_policy(self.planner, job.seed)
-        elif job.policy == "random":
-            policy = random_policy(self.env_batches[0].open(), job.seed)
-        else:
-            policy, budget = replay_policy(self.data), min(protocol.offset, budget)
-        records, films = run_episodes(
-            self.env_batches, self.data, policy, job.rows, protocol.offset, budget, render=plans, films=job.films
-        )
-        seconds, planning = time.perf_counter() - started, self.planner.seconds - planned
-        result = JobResult(job, records, films, seconds, planning, peak_memory(self.planner.device))
-        if not plans:
-            return replace(result, records=[replace(record, plans=0) for record in records])
-        plain = self.planner.plain  # always float32
-        return replace(result, plain=plain, precision="float32" if plain else PRECISIONS[self.planner.dtype])
-
-    def close(self) -> None:
-        for envs in self.env_batches:
-            envs.close()
-
-
-def run_in_workers(
-    setup: Setup, data: EpisodeData, jobs: list[Job], workers: int
-) -> Generator[JobResult, None, None]:
-    """Each worker process plans and steps whole episodes on one thread, so results do not depend on their number.
-
-    Yields results in the order they finish. The episodes of a process that died run again, one per job. An episode
-    that then dies again is recorded as an error.
-    """
-    requests = deque[tuple[Any, ...]](("run", job) for job in jobs)
-    with closing(WorkerPool(workers, Worker, setup)) as pool, closing(pool.each(requests)) as answers:
-        for (_, job), answer in answers:
-            if not isinstance(answer, WorkerDied):
-                yield answer
-            elif len(job.rows) > 1:
-                requests.extend(("run", replace(job, rows=(row,))) for row in job.rows)
-            else:
-                ending = EpisodeEnd.of_error(str(answer), lost=True)
-                record = record_of(data, job.rows[0], job.protocol.offset, ending, plans=0)
-                yield JobResult(job, [record], {}, 0.0, 0.0, 0)
-
-
-def run_beside_envs(
-    setup: Setup, data: EpisodeData, jobs: list[Job], workers: int
-) -> Generator[JobResult, None, None]:
-    """This process plans; worker processes hold the environments."""
-    with closing(Worker(setup, workers)) as worker:
-        yield from map(worker.run, jobs)
 
 
 @processes()
@@ -170,8 +57,10 @@ def evaluate(
     task: Task | None = None,
     plan: PlanConfig | None = None,
     weights: str | None = None,
-    random_floor: bool = True,
-    replay_ceiling: bool = True,
+    policies: Sequence[PolicyName] = USUAL_POLICIES,
+    oracle_episodes: int = ORACLE_EPISODES,
+    oracle_candidates: int | None = None,
+    oracle_iterations: int | None = None,
     films: int = 4,
     workers: int | None = None,
     timeout: float = TIMEOUT,
@@ -179,18 +68,21 @@ def evaluate(
     plain: bool = False,
     precision: str = "auto",
     environments: Literal["auto", "local", "remote"] = "auto",
-    on_progress: Callable[[int, int, float], None] = lambda done, total, success: None,
+    on_progress: OnProgress = lambda done, total, success: None,
+    on_oracle: OnProgress = lambda done, total, success: None,
 ) -> list[EvaluationResult]:
     """Run every condition and write ``evaluation/<condition>-<digest>.json`` (and films as .npz) to the run folder.
     A result is only replaced by one with the same settings.
 
     ``task``: default the run's. ``weights``: others of the run than the final ones, such as ``best`` or
-    ``step-2000``. ``random_floor``: also run uniformly random actions. ``replay_ceiling``: also run
-    the actions of the demonstrations. ``films``: how many episodes of the first seed to film.
-    ``on_progress(done, total, success rate)``. ``environments``: local, ``workers`` processes plan and act (the
-    default on a CPU), or remote, they act while this process plans (on a GPU). ``timeout``: seconds to start an
-    episode or to execute one plan. An episode that takes longer, raises or kills its process is recorded as an
-    error and counts as failed. Several processes (torchrun, srun) share the episodes, and the main one writes.
+    ``step-2000``. ``policies``: the model and what to compare it with on the same episodes: ``random``, uniformly
+    random actions; ``replay``, the actions of the demonstrations; ``oracle``, the planner's search in the true
+    environment (evaluate/oracle.py), for ``oracle_episodes`` of each seed. ``films``: how many episodes of the
+    first seed to film. ``on_progress(done, total, success rate)``, and ``on_oracle`` for its episodes, which run
+    last. ``environments``: local, ``workers`` processes plan and act (the default on a CPU), or remote, they act
+    while this process plans (on a GPU). ``timeout``: seconds to start an episode or to execute one plan. An episode
+    that takes longer, raises or kills its process is recorded as an error and counts as failed. Several processes
+    (torchrun, srun) share the episodes, and the main one writes.
     """
     run = Path(run)
     info, _ = read_run(run)
@@ -199,6 +91,7 @@ def evaluate(
     task.require_env(
         "atlas eval", "pass --task with a task that has one, or measure the model with `atlas diagnose`"
     )
+    policies = _in_order(policies)
     where = pick_device(device)
     setup = Setup(
         str(run),
@@ -212,25 +105,29 @@ def evaluate(
         weights,
         loaded_modules((*info.config.model.own_parts.values(), *(plan or info.config.plan).own_parts.values())),
     )
+    searched = oracle_plan(setup.plan, oracle_candidates, oracle_iterations) if "oracle" in policies else None
     data = _open_data(run, info, setup, task)
-    policies: list[PolicyName] = ["model"]
-    policies += ["random"] if random_floor else []
-    policies += ["replay"] if replay_ceiling else []
     draws = draw_and_label(run, info, data, protocols)
     if setup.plan.start == "retrieval":
         _check_demonstrations(run, info, data, draws)
-    jobs = _jobs(data, draws, policies, films, EPISODES_PER_JOB[where.type])
+    jobs = _jobs(data, draws, [p for p in policies if p != "oracle"], films, EPISODES_PER_JOB[where.type])
     folder = writable_folder(run, FOLDER) if is_main() else run  # fails before the work starts
 
     remote = environments == "remote" or (environments == "auto" and where.type != "cpu")
     most = min(task.max_env_processes, max(len(j.rows) for j in jobs)) if remote else len(jobs)
-    workers = max(1, min(workers or own_cores(), most))
+    cores = workers or own_cores()
+    workers = max(1, min(cores, most))
     results = _run(setup, data, jobs, run_beside_envs if remote else run_in_workers, workers, on_progress)
+    if searched is not None:
+        simulated = _oracle_jobs(draws, oracle_episodes)
+        on_oracle(0, len(simulated), 0.0)
+        here = replace(setup, plan=searched, device="cpu")
+        results += _run(here, data, simulated, run_in_workers, min(cores, len(simulated)), on_oracle)
 
     work: dict[str, Any] = {"workers": workers, "processes": world_size()}
     work["environments"] = "remote" if remote else "local"
     work["written"] = datetime.now(UTC).isoformat(timespec="seconds")
-    reports = [_assemble(info, setup, data, draws, p, policies, results, **work) for p in protocols]
+    reports = [_assemble(info, setup, data, draws, p, policies, results, searched, **work) for p in protocols]
     if is_main():
         _write(run, folder, dict(zip(protocols, reports, strict=True)), results)
     return reports
@@ -278,13 +175,35 @@ def _jobs(data: EpisodeData, draws: Draws, policies: Sequence[PolicyName], films
     return jobs
 
 
+def _in_order(policies: Sequence[PolicyName]) -> list[PolicyName]:
+    for name in policies:
+        if name not in POLICIES:
+            raise unknown("policy", name, POLICIES)
+    if "model" not in policies:
+        raise UserError("--policy needs model, with which the others are compared: add it")
+    return [name for name in POLICIES if name in policies]
+
+
+def _oracle_jobs(draws: Draws, episodes: int) -> list[Job]:
+    """One episode each, spread over the starts of every condition and seed."""
+    if episodes < 1:
+        raise UserError(f"--oracle-episodes must be at least 1, not {episodes}")
+    jobs = []
+    for protocol, by_seed in draws.starts.items():
+        for seed, starts in by_seed.items():
+            rows = list(starts)
+            spread = np.linspace(0, len(rows) - 1, min(episodes, len(rows))).round().astype(int)
+            jobs += [Job("oracle", protocol, seed, (rows[i],)) for i in spread]
+    return jobs
+
+
 def _run(
     setup: Setup,
     data: EpisodeData,
     jobs: list[Job],
     run_jobs: Callable[[Setup, EpisodeData, list[Job], int], Generator[JobResult, None, None]],
     workers: int,
-    on_progress: Callable[[int, int, float], None],
+    on_progress: OnProgress,
 ) -> list[JobResult]:
     """Run this process's share of the jobs, balanced by policy and size → the results of all processes."""
     mine = sorted(jobs, key=lambda job: (job.policy, -len(job.rows)))[rank() :: world_size()]
@@ -298,7 +217,7 @@ def _run(
             if errors == done >= min(total, ENOUGH_ERRORS):
                 first = result.records[0].error
                 raise UserError(f"the first {done} episodes all failed with an error, nothing is written: {first}")
-            if result.job.policy == "model":
+            if result.job.policy in PLANNING:
                 successes[0] += sum(r.success for r in result.records)
                 successes[1] += len(result.records)
             on_progress(done, total, successes[0] / max(1, successes[1]))
@@ -313,12 +232,14 @@ def _assemble(
     protocol: Protocol,
     policies: Sequence[PolicyName],
     results: Sequence[JobResult],
+    searched: PlanConfig | None,
     **work: Any,
 ) -> EvaluationResult:
     """The result of one condition, from the results of its jobs."""
     results = [r for r in results if r.job.protocol == protocol]
     used = {r.precision for r in results if r.precision is not None}
     summaries = {name: _summary(name, protocol, draws, results) for name in policies}
+    model, oracle = summaries["model"], summaries.get("oracle")
     return EvaluationResult(
         task=setup.task,
         trained_task=info.task,
@@ -334,9 +255,12 @@ def _assemble(
         film_every=FILM_EVERY,
         versions=versions(),
         weights=setup.weights,
-        model=summaries["model"],
+        model=model,
         random=summaries.get("random"),
         replay=summaries.get("replay"),
+        oracle=oracle,
+        oracle_plan=searched,
+        share_of_oracle=model.share_of(oracle, protocol.leave_out_solved) if oracle else None,
         **work,
     )
 
@@ -362,7 +286,7 @@ def _summary(policy: PolicyName, protocol: Protocol, draws: Draws, results: Sequ
         for seed in protocol.seeds
     }
     planning: dict[str, Any] = {}
-    if policy == "model":
+    if policy in PLANNING:
         seconds, plans = sum(r.planning_seconds for r in these), sum(e.plans for r in these for e in r.records)
         planning = {
             "planning_seconds": seconds,

@@ -8,8 +8,9 @@ import numpy as np
 import torch
 
 from atlas_wm.data.dataset import EpisodeData
-from atlas_wm.evaluate.env_batch import EnvBatch, EpisodeEnd, EpisodeStart
+from atlas_wm.evaluate.env_batch import EnvBatch, EpisodeEnd, EpisodeStart, Observe
 from atlas_wm.evaluate.env_pool import EnvPool
+from atlas_wm.evaluate.oracle import Oracle
 from atlas_wm.plan.planner import Planner
 from atlas_wm.rng import make_rng
 from atlas_wm.runs.results import EpisodeRecord
@@ -17,11 +18,11 @@ from atlas_wm.runs.results import EpisodeRecord
 
 @dataclass
 class Episode:
-    """One episode as a policy sees it. The images, (3, S, S) uint8, are set if the policy needs them."""
+    """One episode as a policy sees it."""
 
     row: int
-    frame: Any = None
-    goal: Any = None
+    observed: Any = None  # the current frame, (3, S, S) uint8, or state, if the policy needs it
+    goal: Any = None  # the same of the goal
     plans: int = 0
     rest: np.ndarray | None = None  # actions of the last plan that were not executed
     ending: EpisodeEnd | None = None
@@ -50,13 +51,26 @@ Policy = Callable[[Sequence[Episode]], list[np.ndarray]]
 
 def planning_policy(planner: Planner, seed: int) -> Policy:
     def act(episodes: Sequence[Episode]) -> list[np.ndarray]:
-        frames = torch.from_numpy(np.stack([e.frame for e in episodes]))
+        frames = torch.from_numpy(np.stack([e.observed for e in episodes]))
         goals = torch.stack([e.goal for e in episodes])
         rngs = [make_rng(seed, e.row, e.plans) for e in episodes]
         plans = planner.plan_batch(frames, goals, rngs, [e.rest for e in episodes])
         for episode, plan in zip(episodes, plans, strict=True):
             episode.rest = plan.rest
         return [plan.actions for plan in plans]
+
+    return act
+
+
+def oracle_policy(oracle: Oracle, seed: int) -> Policy:
+    """With the noise of the planning policy, so that both compare the same first candidates."""
+
+    def act(episodes: Sequence[Episode]) -> list[np.ndarray]:
+        actions = []
+        for e in episodes:
+            mine, e.rest = oracle.plan(e.observed, e.goal, make_rng(seed, e.row, e.plans), e.rest)
+            actions.append(mine)
+        return actions
 
     return act
 
@@ -90,13 +104,13 @@ def run_episodes(
     offset: int,
     budget: int,
     *,
-    render: bool = True,
+    observe: Observe = "frame",
     films: Collection[int] = (),
 ) -> tuple[list[EpisodeRecord], dict[int, np.ndarray]]:
     """Run an episode from each row to the row ``offset`` later → records, and films by row.
 
     The env batches share the episodes. The running episodes of one batch are planned together and then act; while
-    one batch is planned for, the others act. ``render``: the policy needs images. ``films``: rows to film. An
+    one batch is planned for, the others act. ``observe``: what the policy needs. ``films``: rows to film. An
     episode that was lost because its process died runs again, alone.
     """
     episodes = [Episode(row) for row in rows]
@@ -105,11 +119,14 @@ def run_episodes(
         begin = data.start_states(np.array([e.row for e in mine], np.int64))
         goal_states = [data.states[e.row + offset] for e in mine]
         starts = [EpisodeStart(s, g, e.row in films) for s, g, e in zip(begin, goal_states, mine, strict=True)]
-        envs.ask("reset", dict(enumerate(starts)), budget, render)
-    if render:
+        envs.ask("reset", dict(enumerate(starts)), budget, observe)
+    if observe == "frame":
         goals = data.frames_of(np.asarray(rows) + offset)  # read while the environments reset
         for episode, goal in zip(episodes, goals, strict=True):
             episode.goal = goal
+    elif observe == "state":
+        for episode in episodes:
+            episode.goal = data.states[episode.row + offset]
     while parts:
         parts = [(envs, mine) for envs, mine in parts if _plan_and_act(envs, mine, policy)]
     films_by_row: dict[int, np.ndarray] = {}
@@ -118,7 +135,7 @@ def run_episodes(
         assert e.ending is not None
         if e.ending.lost and len(episodes) > 1:  # another episode may have killed the process
             alone, film = run_episodes(
-                env_batches, data, policy, [e.row], offset, budget, render=render, films=films
+                env_batches, data, policy, [e.row], offset, budget, observe=observe, films=films
             )
             records += alone
             films_by_row |= film
@@ -136,7 +153,7 @@ def _plan_and_act(envs: EnvBatch | EnvPool, episodes: list[Episode], policy: Pol
         if isinstance(observed, EpisodeEnd):
             episodes[number].ending = observed
         else:
-            episodes[number].frame = observed
+            episodes[number].observed = observed
             running[number] = episodes[number]
     if running:
         actions = policy(list(running.values()))

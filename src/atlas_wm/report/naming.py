@@ -21,7 +21,7 @@ METHODS = {
     "dino-wm": MethodStyle("DINO-WM", "#cc79a7"),
     "fast-wm": MethodStyle("FAST-WM", "#8f8f1f"),
 }
-RANDOM, REPLAY = "Random actions", "Replayed actions"  # the floor and the ceiling
+RANDOM, REPLAY, ORACLE = "Random actions", "Replayed actions", "Oracle planner"  # the floor and two ceilings
 
 
 def method_name(method: str) -> str:

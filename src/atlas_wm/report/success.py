@@ -9,16 +9,20 @@ from typing import Any, Literal
 from matplotlib.axes import Axes
 
 from atlas_wm.report import captions
-from atlas_wm.report.naming import RANDOM, REPLAY, file_name, method_name, task_name
+from atlas_wm.report.naming import ORACLE, RANDOM, REPLAY, file_name, method_name, task_name
 from atlas_wm.report.page_table import Table
 from atlas_wm.report.runs import Group, Run, Study
 from atlas_wm.report.section import Notice, Section, differing_values, names, per_task
 from atlas_wm.report.style import ALPHAS, MUTED, Bar, Estimate, Figure, Panel, bars, bars_height
-from atlas_wm.report.table import HALVES, rate, references, success_row
+from atlas_wm.report.table import HALVES, ceiling_line, rate, references, share_of_oracle, success_row
 from atlas_wm.runs.results import EvaluationResult, PolicyResult, SelectedEvaluation
 
-REFERENCES = (RANDOM, REPLAY)
+REFERENCES = (RANDOM, REPLAY, ORACLE)
 ARMS = {"SIGReg": ("lewm", "lewm+ood"), "WEMReg": ("wemreg", "atlas")}  # without and with OOD-recovery
+OF_ORACLE = (
+    " Of the oracle: successes in percent of those of the oracle planner, which searches in the environment, "
+    "over the episodes that it ran."
+)
 PARTS = {"heldout": "held-out episodes", "all": "all episodes"}
 Policy = tuple[str, str, float, list[PolicyResult]]  # label, colour, alpha, results
 
@@ -35,14 +39,16 @@ def main_section(study: Study) -> Section:
             policies = _policies(study.of_task(task), condition)
             title = per_task(condition_text(study, task, condition), task, study)
             panels.append(Panel(title, partial(_draw, policies=policies), bars_height(2 * len(policies)) + 0.3))
-            records = [success_row(label, condition_text(study, task, condition), r) for label, _, _, r in policies]
+            shares = _shares(study.of_task(task), condition)
+            where = condition_text(study, task, condition)
+            records = [success_row(label, where, r, shares.get(label, ())) for label, _, _, r in policies]
             for column, key in (
                 ("Success, %", "success"),
                 ("ID half, %", "success_id"),
                 ("OOD half, %", "success_ood"),
             ):
-                shares = [r[f"{key}_percent"] for r in records if r["policy"] not in REFERENCES]
-                known = [share for share in shares if share is not None]
+                rates = [r[f"{key}_percent"] for r in records if r["policy"] not in REFERENCES]
+                known = [value for value in rates if value is not None]
                 best |= {
                     (len(rows) + i, column)
                     for i, r in enumerate(records)
@@ -80,6 +86,16 @@ def _policies(groups: Sequence[Group], condition: str) -> list[Policy]:
             found.append((group.label, group.colour, ALPHAS[min(group.variant, 2)], [r.model for r in reports]))
     everyone = [run.evaluations[condition].result for g in groups for run in g.runs if condition in run.evaluations]
     return [*found, *((name, MUTED, 1.0, [result]) for name, result in references(everyone).items())]
+
+
+def _shares(groups: Sequence[Group], condition: str) -> dict[str, list[float]]:
+    """By label: how much of the oracle's success each run has, in percent."""
+    reports = {
+        g.label: [r.evaluations[condition].result for r in g.runs if condition in r.evaluations] for g in groups
+    }
+    oracle = references([result for mine in reports.values() for result in mine]).get(ORACLE)
+    found = {label: [share_of_oracle(result, oracle) for result in mine] for label, mine in reports.items()}
+    return {label: [share for share in mine if share is not None] for label, mine in found.items()}
 
 
 def _evaluated(study: Study, task: str, condition: str) -> list[tuple[Run, EvaluationResult]]:
@@ -132,20 +148,25 @@ def _cells(record: dict[str, Any]) -> list[str]:
         record["std_over"] or "one seed",
         str(record["episodes"]),
         f"{record['solved_at_start_percent']:.1f}",
+        "–" if record["of_oracle_percent"] is None else f"{record['of_oracle_percent']:.0f}",
     ]
 
 
 def _table(rows: list[list[str]], data: list[dict[str, Any]], best: set[tuple[int, str]]) -> Table:
     header = ["Task", "Condition", "Policy", "Success, %", "ID half, %", "OOD half, %", "± over", "Episodes"]
+    header += ["Solved at start, %", "Of the oracle, %"]
+    compared = any(record["of_oracle_percent"] is not None for record in data)
+    if not compared:
+        header, rows = header[:-1], [row[:-1] for row in rows]
     return Table(
         "success",
         "Success in percent",
-        [*header, "Solved at start, %"],
+        header,
         rows,
         data,
         "Mean ± standard deviation; the highest mean of each condition is bold. "
         "Solved at start: episodes whose first state already counts as success. The success rates include them "
-        "unless the condition says otherwise.",
+        "unless the condition says otherwise." + OF_ORACLE * compared,
         best=best,
     ).without_constant("Task", "± over")
 
@@ -183,6 +204,8 @@ def _remarks(
     if result.model.errors:
         errors = f"{result.model.errors} episodes of {run.name} ended with an environment error"
         yield "warning", f"{errors} and count as failed."
+    if line := ceiling_line(result):
+        yield "note", f"{run.name}: {line}."
     if selected.others:
         shown = f"the page shows the most complete, {selected.name}.json ({result.summary})"
         others = ", ".join(f"{name}.json" for name in selected.others)

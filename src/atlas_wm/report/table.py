@@ -9,7 +9,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from atlas_wm.report.naming import RANDOM, REPLAY, method_name
+from atlas_wm.report.naming import ORACLE, RANDOM, REPLAY, method_name
 from atlas_wm.runs.results import EvaluationResult, Half, PolicyResult
 
 HALVES: dict[Half, str] = {"id": "ID half", "ood": "OOD half"}  # by novelty of the demonstration
@@ -31,18 +31,40 @@ def success_rows(reports: Sequence[EvaluationResult]) -> list[dict[str, Any]]:
         known = references(here)
         rows += [success_row(RANDOM, where, [known[RANDOM]])] if RANDOM in known else []
         for method in dict.fromkeys(r.method for r in here):
-            rows.append(success_row(method_name(method), where, [r.model for r in here if r.method == method]))
-        rows += [success_row(REPLAY, where, [known[REPLAY]])] if REPLAY in known else []
+            mine = [r for r in here if r.method == method]
+            shares = [share for r in mine if (share := share_of_oracle(r, known.get(ORACLE))) is not None]
+            rows.append(success_row(method_name(method), where, [r.model for r in mine], shares))
+        rows += [success_row(name, where, [known[name]]) for name in (REPLAY, ORACLE) if name in known]
     return rows
 
 
 def references(reports: Sequence[EvaluationResult]) -> dict[str, PolicyResult]:
-    """The floor and the ceiling of one condition, if measured; all runs have the same episodes."""
+    """The floor and the ceilings of one condition, if measured; all runs have the same episodes."""
     known = {
         RANDOM: [r.random for r in reports if r.random is not None],
         REPLAY: [r.replay for r in reports if r.replay is not None],
+        ORACLE: [r.oracle for r in reports if r.oracle is not None],
     }
     return {name: max(results, key=lambda r: r.count) for name, results in known.items() if results}
+
+
+def share_of_oracle(report: EvaluationResult, oracle: PolicyResult | None) -> float | None:
+    """Successes in percent of the oracle's, over its episodes: of the run's own, else of the one given."""
+    if report.oracle is not None or oracle is None:
+        return report.share_of_oracle
+    return report.model.share_of(oracle, report.protocol.leave_out_solved)
+
+
+def ceiling_line(report: EvaluationResult) -> str:
+    """How much of the oracle's success the model has; empty if it was not run."""
+    oracle, plan = report.oracle, report.oracle_plan
+    if oracle is None or plan is None or oracle.success_mean is None:
+        return ""
+    share = report.share_of_oracle
+    found = f"{share:.0f} % of the oracle's {oracle.success_mean:.1f} %" if share is not None else "the oracle: 0 %"
+    search = f"{plan.candidates}×{plan.iterations}×{plan.horizon} with {plan.elites} elites"
+    spent = f"{oracle.plans} plans, {oracle.seconds_per_plan or 0:.1f} s each"
+    return f"{found}, over the same {oracle.count} episodes (oracle: {search}; {spent})"
 
 
 def rate(results: Sequence[PolicyResult], half: Half = "") -> tuple[float | None, float | None]:
@@ -58,7 +80,10 @@ def seconds_per_plan(results: Sequence[PolicyResult]) -> float | None:
     return sum(seconds for seconds, _ in planned) / sum(plans for _, plans in planned) if planned else None
 
 
-def success_row(name: str, where: str, results: Sequence[PolicyResult]) -> dict[str, Any]:
+def success_row(
+    name: str, where: str, results: Sequence[PolicyResult], shares: Sequence[float] = ()
+) -> dict[str, Any]:
+    """shares: of the oracle, in percent, for each run that is compared with one."""
     success, spread = rate(results)
     over = "runs" if len(results) > 1 else "evaluation seeds"
     return {
@@ -72,6 +97,7 @@ def success_row(name: str, where: str, results: Sequence[PolicyResult]) -> dict[
         **{f"success_{half}_percent": _round(rate(results, half)[0]) for half in HALVES},
         **{f"success_{half}_std": _round(rate(results, half)[1]) for half in HALVES},
         "seconds_per_plan": _round(seconds_per_plan(results), 4),
+        "of_oracle_percent": _round(mean(shares) if shares else None),
     }
 
 
@@ -91,7 +117,9 @@ def _cells(rows: Sequence[dict[str, Any]]) -> tuple[list[str], list[list[str]]]:
             row = found.get((policy, where))
             spread = f" ± {row['std']:.1f}" if row and row["std"] is not None else ""
             known = row is not None and row["success_percent"] is not None
-            cells.append(f"{row['success_percent']:.1f} %{spread}" if row and known else "–")
+            share = row.get("of_oracle_percent") if row else None
+            of_oracle = "" if share is None else f" ({share:.0f} % of the oracle's)"
+            cells.append(f"{row['success_percent']:.1f} %{spread}{of_oracle}" if row and known else "–")
         lines.append(cells)
     solved = ["already solved at the start", ""]
     solved += [

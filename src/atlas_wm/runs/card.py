@@ -140,7 +140,9 @@ def _eval_result(selected: SelectedEvaluation, info: RunInfo) -> EvalResult:
 def _results(selected: list[SelectedEvaluation], files: int, info: RunInfo) -> str:
     if not selected:
         return "Not evaluated yet: `atlas eval` adds a table here.\n"
-    header = "| episodes | condition | success | random actions | replayed actions | file in `evaluation/` |\n"
+    header = (
+        "| episodes | condition | success | random actions | replayed actions | oracle | file in `evaluation/` |\n"
+    )
     note = (
         "Success in percent, ± standard deviation over evaluation seeds. The files hold every setting and episode."
     )
@@ -149,14 +151,14 @@ def _results(selected: list[SelectedEvaluation], files: int, info: RunInfo) -> s
             " The table shows the most complete evaluation of each condition (most episodes, then the newest); "
             f"{others} other{'s are' if others > 1 else ' is'} in the folder."
         )
-    return f"{header}|---|---|---|---|---|---|\n{''.join(_row(one, info) for one in selected)}\n{note}\n"
+    return f"{header}|---|---|---|---|---|---|---|\n{''.join(_row(one, info) for one in selected)}\n{note}\n"
 
 
 def _row(selected: SelectedEvaluation, info: RunInfo) -> str:
     result = selected.result
-    success, floor, ceiling = (_percent(result.policies.get(name)) for name in POLICIES)
+    success = " | ".join(_percent(result.policies.get(name)) for name in POLICIES)
     file = f"`{selected.name}.json`" + (f" (of {1 + len(selected.others)})" if selected.others else "")
-    return f"| {result.model.count} | {_condition(result, info)} | {success} | {floor} | {ceiling} | {file} |\n"
+    return f"| {result.model.count} | {_condition(result, info)} | {success} | {file} |\n"
 
 
 def _percent(result: PolicyResult | None) -> str:

@@ -18,8 +18,9 @@ from atlas_wm.settings import check_types, from_dict, to_dict, within
 FORMAT = 2  # the oldest files have no number: see _from_unnumbered
 FOLDER = "evaluation"
 MOST_COUNT, MOST_BUDGET = 2**53, 1_000_000  # rows and plans; steps of an episode
-PolicyName = Literal["model", "random", "replay"]
+PolicyName = Literal["model", "random", "replay", "oracle"]
 POLICIES: tuple[PolicyName, ...] = get_args(PolicyName)
+USUAL_POLICIES: tuple[PolicyName, ...] = ("model", "random", "replay")
 Half = Literal["", "id", "ood"]  # "": all episodes
 
 
@@ -113,7 +114,7 @@ class PolicyResult:
     errors: int
     wall_seconds: float  # acting and planning, summed over processes
     episodes: dict[str, list[EpisodeResult]]  # by evaluation seed
-    # Only for the policy that plans:
+    # Only for a policy that plans:
     planning_seconds: float | None = None  # summed over processes
     seconds_per_plan: float | None = None
     peak_memory: int | None = None  # bytes
@@ -128,6 +129,16 @@ class PolicyResult:
     @property
     def count(self) -> int:
         return sum(len(episodes) for episodes in self.episodes.values())
+
+    def share_of(self, ceiling: "PolicyResult", leave_out_solved: bool) -> float | None:
+        """Successes in percent of the ceiling's, over its episodes; None if one is missing here or it has none."""
+        mine = {(seed, e.row): e for seed, episodes in self.episodes.items() for e in episodes}
+        theirs = {(seed, e.row): e for seed, episodes in ceiling.episodes.items() for e in episodes}
+        counted = {key for key, e in theirs.items() if not (leave_out_solved and e.solved_at_start)}
+        reachable = sum(theirs[key].success for key in counted)
+        if not reachable or not counted <= mine.keys():
+            return None
+        return 100 * sum(mine[key].success for key in counted) / reachable
 
 
 @dataclass(frozen=True)
@@ -169,7 +180,10 @@ class EvaluationResult:
     written: str  # UTC, ISO 8601; empty: not recorded
     model: PolicyResult
     random: PolicyResult | None = None  # the floor: uniformly random actions
-    replay: PolicyResult | None = None  # the ceiling: the actions of the demonstration
+    replay: PolicyResult | None = None  # the ceiling of the environment: the actions of the demonstration
+    oracle: PolicyResult | None = None  # the ceiling of the planner: its search in the true environment
+    oracle_plan: PlanConfig | None = None  # how the oracle searched
+    share_of_oracle: float | None = None  # the model's successes in percent of the oracle's, over its episodes
     versions: dict[str, str] = field(default_factory=dict)
     weights: str | None = None  # of the run: best, step-2000; None: the final ones
     format: int = FORMAT
@@ -180,14 +194,16 @@ class EvaluationResult:
             raise UserError(f"weights must be best or step-NUMBER, not {short(self.weights)}")
         for name, result in self.policies.items():
             found = {seed: len(episodes) for seed, episodes in result.episodes.items()}
-            if found != {str(seed): self.protocol.episodes for seed in self.protocol.seeds}:
+            wanted = {str(seed): self.protocol.episodes for seed in self.protocol.seeds}
+            if name == "oracle":  # it may have fewer
+                found = {seed: max(count, wanted.get(seed, 0)) for seed, count in found.items()}
+            if found != wanted:
                 raise UserError(f"the episodes of {name} are not those of its protocol")
 
     @property
     def policies(self) -> dict[PolicyName, PolicyResult]:
         """Those that were evaluated."""
-        known = {"model": self.model, "random": self.random, "replay": self.replay}
-        return {name: result for name in POLICIES if (result := known[name]) is not None}
+        return {name: result for name in POLICIES if (result := getattr(self, name)) is not None}
 
     @property
     def condition(self) -> str:
@@ -196,6 +212,9 @@ class EvaluationResult:
     @property
     def settings(self) -> dict[str, Any]:
         """What the user asked for: two evaluations of a run may differ in these."""
+        optional: dict[str, Any] = {"weights": self.weights}  # not in the digests of older files
+        if self.oracle and self.oracle_plan:
+            optional |= {"oracle": asdict(self.oracle_plan), "oracle_episodes": self.oracle.count}
         return {
             "task": self.task,
             "protocol": asdict(self.protocol),
@@ -205,7 +224,7 @@ class EvaluationResult:
             "data": self.data.hash,
             "novelty_bank": asdict(self.novelty_bank),
             "policies": list(self.policies),
-        } | ({"weights": self.weights} if self.weights else {})
+        } | {name: value for name, value in optional.items() if value}
 
     @property
     def name(self) -> str:

@@ -149,13 +149,28 @@ class Task(ABC):
     def reset(self, env: gym.Env, state: np.ndarray, goal_state: np.ndarray) -> None:
         """Start an episode in ``state``; ``goal_state`` defines success. See ``hidden_columns``."""
 
+    def rewind(self, env: gym.Env, state: np.ndarray, goal_state: np.ndarray) -> None:
+        """Set an environment that was already reset with this goal back to ``state``. A task may do it faster than
+        :meth:`reset`, with the same effect on what follows: the oracle rewinds for every candidate."""
+        self.reset(env, state, goal_state)
+
     @abstractmethod
     def state(self, env: gym.Env) -> np.ndarray:
         """The current state of the environment, in the layout of the state columns."""
 
+    def full_state(self, env: gym.Env) -> np.ndarray:
+        """The current state with all that :meth:`reset` needs to continue exactly from here: the state, and the
+        hidden columns if there are any. Default: the state."""
+        return self.state(env)
+
     @abstractmethod
     def distance(self, state: np.ndarray, goal_state: np.ndarray) -> float:
         """Distance of a state from the goal, in the task's unit."""
+
+    def cost_to_goal(self, state: np.ndarray, goal_state: np.ndarray) -> float:
+        """What the oracle minimises: smallest where the goal is reached. Default: the distance. A task overrides it
+        if ``solved`` asks for more than a small distance, or if the distance does not say how far the way is."""
+        return self.distance(state, goal_state)
 
     @abstractmethod
     def solved(self, state: np.ndarray, goal_state: np.ndarray) -> bool:

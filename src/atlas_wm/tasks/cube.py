@@ -95,6 +95,10 @@ class Cube(Task):
         data = env.unwrapped.data  # type: ignore[attr-defined]
         return np.concatenate([data.qpos, data.qvel])
 
+    def full_state(self, env: gym.Env) -> np.ndarray:
+        state, data = self.state(env), env.unwrapped.data  # type: ignore[attr-defined]
+        return np.concatenate([state, state - state.astype(np.float32), data.qacc_warmstart])
+
     def distance(self, state: np.ndarray, goal_state: np.ndarray) -> float:
         """Metres between the cube and its goal position."""
         cube, target = (np.asarray(s, np.float64)[CUBE][:3] for s in (state, goal_state))

@@ -10,6 +10,7 @@ from atlas_wm.tasks.pusher import Pusher, PusherSettings
 
 SUCCESS_RADIUS = 20.0  # px, over agent and block together; this and the next are the environment's constants
 SUCCESS_ANGLE = np.pi / 9
+PX_PER_RADIAN = SUCCESS_RADIUS / SUCCESS_ANGLE
 BLOCK_STARTS = 125.0, 395.0  # px; the environment's 100 to 400 vary more than the published data
 # Agent and block do not touch each other or the walls.
 APART = np.array([60.0, 60.0, 256.0, 256.0, 0.0, 0.0, 0.0])
@@ -88,19 +89,20 @@ class PushT(Task):
         Frames equal the recorded ones. The recorded actions reproduce the recorded states up to rounding (1e-12 px)
         unless the block touches a wall: between agent and wall, the physics amplify any difference.
         """
-        state, goal_state = np.asarray(state, np.float64), np.asarray(goal_state, np.float64)
-        env.reset(seed=0, options={"state": APART, "goal_state": goal_state})
+        env.reset(seed=0, options={"state": APART, "goal_state": np.asarray(goal_state, np.float64)})
+        self.rewind(env, state, goal_state)
+
+    def rewind(self, env: gym.Env, state: np.ndarray, goal_state: np.ndarray) -> None:
+        """Without the image of the goal that every reset renders."""
         inner: Any = env.unwrapped
-        for _ in range(3):  # the physics remember contacts, here those of the goal, for three steps
+        state = np.asarray(state, np.float64)
+        _set(inner, APART)
+        for _ in range(3):  # the physics remember contacts for three steps
             inner.space.step(inner.dt)
-        agent, block, velocity = inner.agent, inner.block, state[5:7]
-        agent.position, agent.velocity = (state[:2] - velocity * inner.dt).tolist(), velocity.tolist()
-        block.angle = float(state[4])
-        block.position = state[2:4].tolist()  # after the angle, which rotates about the centre of mass
-        block.velocity, block.angular_velocity = (0.0, 0.0), 0.0
+        _set(inner, np.concatenate([state[:2] - state[5:7] * inner.dt, state[2:]]))
         inner.space.step(inner.dt)
-        agent.position = state[:2].tolist()  # equal up to rounding
-        inner.space.reindex_shapes_for_body(agent)
+        inner.agent.position = state[:2].tolist()  # equal up to rounding
+        inner.space.reindex_shapes_for_body(inner.agent)
 
     def state(self, env: gym.Env) -> np.ndarray:
         return env.unwrapped._get_obs()  # type: ignore[attr-defined]
@@ -108,6 +110,10 @@ class PushT(Task):
     def distance(self, state: np.ndarray, goal_state: np.ndarray) -> float:
         """px, over the positions of agent and block together."""
         return float(np.linalg.norm(np.asarray(state)[:4] - np.asarray(goal_state)[:4]))
+
+    def cost_to_goal(self, state: np.ndarray, goal_state: np.ndarray) -> float:
+        """px: the distance and the angle, each compared with what still counts as success."""
+        return float(np.hypot(self.distance(state, goal_state), turn(state, goal_state) * PX_PER_RADIAN))
 
     def coordinates(self, states: np.ndarray) -> list[Coordinate]:
         angle = np.stack([np.cos(states[:, 4]), np.sin(states[:, 4])], axis=1)
@@ -127,6 +133,20 @@ class PushT(Task):
         ]
 
     def solved(self, state: np.ndarray, goal_state: np.ndarray) -> bool:
-        turn = abs(float(state[4]) - float(goal_state[4]))
-        turn = min(turn, 2 * np.pi - turn)
-        return bool(self.distance(state, goal_state) < SUCCESS_RADIUS and turn < SUCCESS_ANGLE)
+        near = self.distance(state, goal_state) < SUCCESS_RADIUS
+        return bool(near and turn(state, goal_state) < SUCCESS_ANGLE)
+
+
+def turn(state: np.ndarray, goal_state: np.ndarray) -> float:
+    """Radians between the angles of the block, at most π."""
+    angle = abs(float(state[4]) - float(goal_state[4]))
+    return min(angle, 2 * np.pi - angle)
+
+
+def _set(env: Any, state: np.ndarray) -> None:
+    """Positions and velocities; the block is at rest."""
+    agent, block = env.agent, env.block
+    agent.position, agent.velocity = state[:2].tolist(), state[5:7].tolist()
+    block.angle = float(state[4])
+    block.position = state[2:4].tolist()  # after the angle, which rotates about the centre of mass
+    block.velocity, block.angular_velocity = (0.0, 0.0), 0.0

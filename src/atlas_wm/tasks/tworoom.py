@@ -59,6 +59,10 @@ class TwoRoom(Task):
     def reset(self, env: gym.Env, state: np.ndarray, goal_state: np.ndarray) -> None:
         env.reset(seed=0, options={"state": state, "target_state": goal_state})
 
+    def rewind(self, env: gym.Env, state: np.ndarray, goal_state: np.ndarray) -> None:
+        """Without the image of the goal that every reset renders."""
+        env.unwrapped._set_state(state)  # type: ignore[attr-defined]
+
     def state(self, env: gym.Env) -> np.ndarray:
         return env.unwrapped.agent_position.numpy().astype(np.float32)  # type: ignore[attr-defined]
 
