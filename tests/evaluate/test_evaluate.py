@@ -14,8 +14,9 @@ from atlas_wm.evaluate.evaluate import evaluate
 from atlas_wm.evaluate.protocol import draw_starts
 from atlas_wm.evaluate.rollout import run_episodes
 from atlas_wm.evaluate.worker import Job, Setup, Worker
+from atlas_wm.runs.films import films_path
 from atlas_wm.runs.folder import read_run
-from atlas_wm.runs.results import EvaluationResult, Protocol, films_path
+from atlas_wm.runs.results import EvaluationResult, Protocol
 
 
 @pytest.fixture(scope="module")

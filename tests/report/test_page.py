@@ -251,3 +251,18 @@ def test_the_oracle_stands_beside_the_methods_also_those_it_was_not_run_for(tmp_
     shares = {r["policy"]: r["of_oracle_percent"] for r in rows if "offset 50" in r["condition"]}
     assert shares == {"ATLAS": "50.0", "LeWM": "100.0", **dict.fromkeys(REFERENCES, "")}
     assert {r["of_oracle_percent"] for r in rows if "offset 25" in r["condition"]} == {""}
+
+
+def test_a_varied_evaluation_stands_beside_the_plain_one(tmp_path):
+    run = make_run(tmp_path / "run", "atlas", seeds=(42,))
+    plain = json.loads((run / "evaluation/all_offset50_budget75.json").read_text())
+    (run / "evaluation/all_offset50_budget75.json").write_text(json.dumps({**plain, "novel_plans": 1}))
+    varied = {**plain, "variation": {"door.position": [150.0]}, "novel_plans": plain["model"]["plans"]}
+    varied["model"] = {**plain["model"], "success_mean": 12.5}
+    (run / "evaluation/varied.json").write_text(json.dumps(varied))
+    section = Page(write_report([run], tmp_path / "page")).sections["success"]
+    assert "budget 75, all episodes, vary door.position=150" in section
+    (row,) = csv.DictReader((tmp_path / "page/tables/variations.csv").open())
+    assert (row["success_percent"], row["novel_plans_percent"]) == ("12.5", "100.0")
+    assert float(row["success_plain_percent"]) == plain["model"]["success_mean"]
+    assert float(row["novel_plans_plain_percent"]) == 100 / plain["model"]["plans"]

@@ -19,7 +19,8 @@ from atlas_wm.report.runs import read_study
 from atlas_wm.report.table import markdown, success_rows, write_csv
 from atlas_wm.report.training import settings_section, training_curves
 from atlas_wm.runs.files import write_json
-from atlas_wm.runs.results import EvaluationResult, PolicyResult, Protocol, films_path
+from atlas_wm.runs.films import films_path
+from atlas_wm.runs.results import EvaluationResult, PolicyResult, Protocol
 from atlas_wm.tasks import TASKS
 from made_up_results import episode, evaluation, policy
 

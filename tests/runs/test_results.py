@@ -12,11 +12,11 @@ import pytest
 from atlas_wm.config import PlanConfig
 from atlas_wm.errors import UserError
 from atlas_wm.evaluate.evaluate import evaluate
+from atlas_wm.runs.films import films_path
 from atlas_wm.runs.results import (
     EvaluatedData,
     EvaluationResult,
     Protocol,
-    films_path,
     most_complete,
     read_results,
 )

@@ -39,7 +39,7 @@ def demo_results(run: Path) -> list[Path] | None:
         same = [
             name
             for name, r in read_results(run).items()
-            if (r.protocol, r.plan, r.data.hash, r.task, tuple(r.policies)) == wanted
+            if (r.protocol, r.plan, r.data.hash, r.task, tuple(r.policies)) == wanted and not r.variation
         ]
         if not same:
             return None

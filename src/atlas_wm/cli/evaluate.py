@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from tyro.conf import arg
+from tyro.conf import UseAppendAction, arg
 
 from atlas_wm.cli.arguments import Device, OwnTasks, RunFolder, by_default, import_tasks
 from atlas_wm.cli.plan import THE_RUNS_OWN, PlanFlags
@@ -35,6 +35,9 @@ def evaluate(
     device: Device = "auto",
     weights: str | None = None,
     task: OwnTasks = (),
+    vary: UseAppendAction[
+        Annotated[tuple[tuple[str, ...], ...], by_default("nothing", "NAME=VALUE [NAME=VALUE ...]")]
+    ] = (),
     search: Annotated[PlanFlags, arg(name="")] = THE_RUNS_OWN,
 ) -> None:
     """Measure success in the environment: plan many episodes from dataset states to dataset goals.
@@ -48,6 +51,7 @@ def evaluate(
         atlas eval runs/tworoom-atlas-paper --offset 25 --budget 50 --seeds 42-46
         atlas eval runs/mine --task my_task:MyTask --episodes 50 --seeds 42
         atlas eval runs/mine --policy model random oracle --seeds 42
+        atlas eval runs/tworoom-atlas-demo --vary door.position=150 agent.color=0,0,255
 
     Args:
         run: Run folder.
@@ -73,6 +77,10 @@ def evaluate(
             saved them.
         task: The task to evaluate on, as module:Class: your own (docs/guides/own-data.md), or one with the same
             actions and columns as the task of the run.
+        vary: Change the environment within stable-worldmodel's variation space, for the episodes and their goal
+            images: colours, sizes, a door. `--vary help` lists the names with their defaults and ranges. The result
+            has its own file. Start and goal states are those of the dataset, so positions and angles of agent,
+            block, cube and target have no effect.
         search: Settings of the planner.
     """
     given = import_tasks(task)
@@ -82,8 +90,16 @@ def evaluate(
 
     info, _ = read_run(run)
     from atlas_wm.evaluate.protocol import Protocol
-    from atlas_wm.report.table import ceiling_line, print_results
+    from atlas_wm.report.table import beside_plain, ceiling_line, print_results
+    from atlas_wm.runs.results import read_results
+    from atlas_wm.tasks import get_task_of
+    from atlas_wm.tasks.variation import NO_VARIATION, list_variations, parse_variation
 
+    texts = [text for group in vary for text in group]
+    varied_task = (given[0] if given else get_task_of(info)) if texts else None
+    if varied_task is not None and texts == ["help"]:
+        print(list_variations(varied_task))
+        return
     config = search.applied_to(info.config.plan)
     protocol = Protocol(offset, budget, episodes, parse_seeds(seeds), part, leave_out_solved)
     reports = evaluate_with_progress(
@@ -92,6 +108,7 @@ def evaluate(
         config,
         data_path=data,
         task=given[0] if given else None,
+        variation=NO_VARIATION if varied_task is None else parse_variation(varied_task, texts),
         policies=policy,
         oracle_episodes=oracle_episodes,
         oracle_candidates=oracle_candidates,
@@ -107,6 +124,8 @@ def evaluate(
     print_results(reports)
     if line := ceiling_line(reports[0]):
         print(line)
+    if reports[0].variation:
+        print(beside_plain(reports[0], list(read_results(run).values())))
     planned = reports[0].model
     print(
         f"{planned.plans} plans, {planned.seconds_per_plan or 0:.3f} s each; "

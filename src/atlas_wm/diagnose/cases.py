@@ -16,7 +16,7 @@ from atlas_wm.errors import UserError
 from atlas_wm.evaluate.env_batch import FILM_EVERY, EnvBatch
 from atlas_wm.evaluate.rollout import planning_policy, run_episodes
 from atlas_wm.plan.planner import Planner, dtype_of
-from atlas_wm.runs.results import film_steps
+from atlas_wm.runs.films import film_steps
 
 SHOWN = 7  # frames of a strip, not counting the goal
 

@@ -64,8 +64,8 @@ def _largest(
 
 
 def _matching(run: Path, offset: int, data: str) -> list[EvaluationResult]:
-    """Of the final weights, which the diagnostics measure."""
-    results = [r for r in read_results(run).values() if r.weights is None]
+    """Of the final weights in the plain environment, which the diagnostics measure."""
+    results = [r for r in read_results(run).values() if r.weights is None and not r.variation]
     return [r for r in results if r.protocol.offset == offset and r.data.hash == data and r.task == r.trained_task]
 
 

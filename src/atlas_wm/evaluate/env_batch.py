@@ -12,6 +12,7 @@ from atlas_wm.errors import UserError
 from atlas_wm.images import frame_to_tensor, reduce_frames
 from atlas_wm.parallel.workers import one_line, startup_limit, time_limit
 from atlas_wm.tasks import Task
+from atlas_wm.tasks.variation import NO_VARIATION, Variation, make_varied_env
 
 FILM_EVERY = 5  # steps between two frames of a film
 LAST_STATES = 3  # final states of an episode that are recorded for the diagnostics
@@ -44,7 +45,9 @@ class EpisodeEnd:
 
 
 # What a policy needs to see of an episode: its frame, (3, S, S) uint8, its full state, or nothing.
-Observe = Literal["frame", "state"] | None
+# Under a variation the goal looks otherwise than in the dataset: the first observation is then (2, 3, S, S), the
+# frame and the goal's.
+Observe = Literal["frame", "frame and goal", "state"] | None
 # By episode number: its end if it is over, else what was to be observed.
 Observations = dict[int, EpisodeEnd | np.ndarray | None]
 
@@ -68,8 +71,8 @@ class EnvBatch:
     ``ask``; an :class:`atlas_wm.evaluate.env_pool.EnvPool` does it in other processes until ``answer``.
     """
 
-    def __init__(self, task: Task, image_size: int, timeout: float = 0.0):
-        self.task, self.image_size, self.timeout = task, image_size, timeout
+    def __init__(self, task: Task, image_size: int, timeout: float = 0.0, variation: Variation = NO_VARIATION):
+        self.task, self.image_size, self.timeout, self.variation = task, image_size, timeout, variation
         self.envs: list[Any] = []
         self._running: dict[int, _Running] = {}
         self._answer: Observations = {}
@@ -109,7 +112,7 @@ class EnvBatch:
         while len(self.envs) < count:
             try:
                 with time_limit(startup_limit(self.timeout)):
-                    self.envs.append(self.task.make_env())
+                    self.envs.append(make_varied_env(self.task, self.variation))
             except UserError:
                 raise
             except Exception as error:
@@ -131,10 +134,15 @@ class EnvBatch:
             return EpisodeEnd.of_error(one_line(error), running.steps)
 
     def _begin(self, running: _Running) -> np.ndarray | None:
+        goal = None
+        if self.observe == "frame and goal":
+            self.task.reset(running.env, running.start.goal, running.start.state)
+            goal = self._frame(running.env)
         self.task.reset(running.env, running.start.state, running.start.goal)
         if running.start.film:
             running.film.append(running.env.render())
-        return self._observation(running)
+        seen = self._observation(running)
+        return seen if goal is None or seen is None else np.stack([seen, goal])
 
     def _execute(self, running: _Running, actions: np.ndarray) -> EpisodeEnd | np.ndarray | None:
         """An episode succeeds if the task reports success at any step. A film has a frame every ``FILM_EVERY``
@@ -161,10 +169,12 @@ class EnvBatch:
         return EpisodeEnd(bool(running.success), running.steps, distance, np.stack(running.last_states), film)
 
     def _observation(self, running: _Running) -> np.ndarray | None:
-        """Frames are reduced here, so that little data is sent; contiguous, so that they equal frames from another
-        process."""
         if self.observe is None:
             return None
         if self.observe == "state":
             return self.task.full_state(running.env)
-        return reduce_frames(frame_to_tensor(running.env.render()), self.image_size)[0].contiguous().numpy()
+        return self._frame(running.env)
+
+    def _frame(self, env: Any) -> np.ndarray:
+        """Reduced here, so that little data is sent; contiguous, so that it equals a frame from another process."""
+        return reduce_frames(frame_to_tensor(env.render()), self.image_size)[0].contiguous().numpy()

@@ -7,6 +7,7 @@ from atlas_wm.errors import UserError
 from atlas_wm.evaluate.env_batch import EnvBatch, EpisodeEnd, Observations
 from atlas_wm.parallel.workers import WorkerDied, WorkerProcess, stop
 from atlas_wm.tasks import get_task
+from atlas_wm.tasks.variation import NO_VARIATION, Variation
 
 
 class EnvPool:
@@ -17,8 +18,10 @@ class EnvPool:
     again, each alone.
     """
 
-    def __init__(self, task: str, image_size: int, count: int, timeout: float = 0.0):
-        self._made_of = task, image_size, timeout
+    def __init__(
+        self, task: str, image_size: int, count: int, timeout: float = 0.0, variation: Variation = NO_VARIATION
+    ):
+        self._made_of = task, image_size, timeout, dict(variation)  # which can be sent to a process
         self._processes = [self._start() for _ in range(count)]
         self._asked: list[list[int]] = [[] for _ in range(count)]  # episodes asked for in each process
 
@@ -67,5 +70,5 @@ class EnvPool:
         stop(self._processes)
 
 
-def _make_env_batch(task: str, image_size: int, timeout: float) -> EnvBatch:
-    return EnvBatch(get_task(task), image_size, timeout)
+def _make_env_batch(task: str, image_size: int, timeout: float, variation: Variation) -> EnvBatch:
+    return EnvBatch(get_task(task), image_size, timeout, variation)

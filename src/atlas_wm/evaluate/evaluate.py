@@ -39,6 +39,7 @@ from atlas_wm.runs.results import (
 )
 from atlas_wm.runs.versions import versions
 from atlas_wm.tasks import Task, get_task_of, task_id
+from atlas_wm.tasks.variation import NO_VARIATION, Variation
 
 log = logging.getLogger(__name__)
 OnProgress = Callable[[int, int, float], None]  # episodes done, episodes in total, success rate so far
@@ -57,6 +58,7 @@ def evaluate(
     task: Task | None = None,
     plan: PlanConfig | None = None,
     weights: str | None = None,
+    variation: Variation = NO_VARIATION,
     policies: Sequence[PolicyName] = USUAL_POLICIES,
     oracle_episodes: int = ORACLE_EPISODES,
     oracle_candidates: int | None = None,
@@ -75,7 +77,8 @@ def evaluate(
     A result is only replaced by one with the same settings.
 
     ``task``: default the run's. ``weights``: others of the run than the final ones, such as ``best`` or
-    ``step-2000``. ``policies``: the model and what to compare it with on the same episodes: ``random``, uniformly
+    ``step-2000``. ``variation``: of the environment (tasks/variation.py); goals are rendered under it.
+    ``policies``: the model and what to compare it with on the same episodes: ``random``, uniformly
     random actions; ``replay``, the actions of the demonstrations; ``oracle``, the planner's search in the true
     environment (evaluate/oracle.py), for ``oracle_episodes`` of each seed. ``films``: how many episodes of the
     first seed to film. ``on_progress(done, total, success rate)``, and ``on_oracle`` for its episodes, which run
@@ -103,6 +106,7 @@ def evaluate(
         precision,
         check_timeout(timeout),
         weights,
+        dict(variation),
         loaded_modules((*info.config.model.own_parts.values(), *(plan or info.config.plan).own_parts.values())),
     )
     searched = oracle_plan(setup.plan, oracle_candidates, oracle_iterations) if "oracle" in policies else None
@@ -260,9 +264,16 @@ def _assemble(
         replay=summaries.get("replay"),
         oracle=oracle,
         oracle_plan=searched,
+        variation={name: tuple(values) for name, values in setup.variation.items()},
+        novel_plans=_novel_plans(results),
         share_of_oracle=model.share_of(oracle, protocol.leave_out_solved) if oracle else None,
         **work,
     )
+
+
+def _novel_plans(results: Sequence[JobResult]) -> int | None:
+    counts = [r.novel_plans for r in results if r.job.policy == "model"]
+    return None if None in counts else sum(count for count in counts if count)
 
 
 def _write(

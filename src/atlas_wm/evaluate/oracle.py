@@ -19,6 +19,7 @@ from atlas_wm.plan.bounds import clip_limits
 from atlas_wm.plan.cem import make_solver
 from atlas_wm.plan.costs import COSTS, candidate_costs, make_cost, starts
 from atlas_wm.tasks import Task
+from atlas_wm.tasks.variation import NO_VARIATION, Variation, make_varied_env
 
 CANDIDATES, ITERATIONS = 100, 10  # at most, unless others are asked for
 EPISODES = 20  # for each seed
@@ -44,11 +45,11 @@ def oracle_plan(plan: PlanConfig, candidates: int | None = None, iterations: int
 class Simulation:
     """An environment with the verbs of a world model; a latent is a state."""
 
-    def __init__(self, task: Task, model: WorldModel, timeout: float):
+    def __init__(self, task: Task, model: WorldModel, timeout: float, variation: Variation):
         self.task, self.timeout = task, timeout
         self.normalizer, self.action_size = model.normalizer, model.action_size
         with time_limit(startup_limit(timeout)):
-            self.env: Any = task.make_env()
+            self.env: Any = make_varied_env(task, variation)
 
     def start(self, state: np.ndarray, goal: np.ndarray) -> None:
         """From where and to which goal the next rollouts lead. state: a full one."""
@@ -87,10 +88,17 @@ class Simulation:
 class Oracle:
     """Plans for one episode at a time from its state."""
 
-    def __init__(self, task: Task, model: WorldModel, config: PlanConfig, timeout: float = 0.0):
+    def __init__(
+        self,
+        task: Task,
+        model: WorldModel,
+        config: PlanConfig,
+        timeout: float = 0.0,
+        variation: Variation = NO_VARIATION,
+    ):
         self.model, self.config = model, config
         self.cost, self.solver = make_cost(config), make_solver(config)
-        self.simulation = Simulation(task, model, timeout)
+        self.simulation = Simulation(task, model, timeout, variation)
         self.seconds = 0.0  # spent planning
 
     def plan(

@@ -11,7 +11,7 @@ from atlas_wm.data.dataset import EpisodeData
 from atlas_wm.evaluate.env_batch import EnvBatch, EpisodeEnd, EpisodeStart, Observe
 from atlas_wm.evaluate.env_pool import EnvPool
 from atlas_wm.evaluate.oracle import Oracle
-from atlas_wm.plan.planner import Planner
+from atlas_wm.plan.planner import Novelty, Planner
 from atlas_wm.rng import make_rng
 from atlas_wm.runs.results import EpisodeRecord
 
@@ -49,7 +49,9 @@ def record_of(data: EpisodeData, row: int, offset: int, ending: EpisodeEnd, plan
 Policy = Callable[[Sequence[Episode]], list[np.ndarray]]
 
 
-def planning_policy(planner: Planner, seed: int) -> Policy:
+def planning_policy(
+    planner: Planner, seed: int, on_novelty: Callable[[Novelty | None], None] = lambda novelty: None
+) -> Policy:
     def act(episodes: Sequence[Episode]) -> list[np.ndarray]:
         frames = torch.from_numpy(np.stack([e.observed for e in episodes]))
         goals = torch.stack([e.goal for e in episodes])
@@ -57,6 +59,7 @@ def planning_policy(planner: Planner, seed: int) -> Policy:
         plans = planner.plan_batch(frames, goals, rngs, [e.rest for e in episodes])
         for episode, plan in zip(episodes, plans, strict=True):
             episode.rest = plan.rest
+            on_novelty(plan.novelty)
         return [plan.actions for plan in plans]
 
     return act
@@ -153,6 +156,9 @@ def _plan_and_act(envs: EnvBatch | EnvPool, episodes: list[Episode], policy: Pol
         if isinstance(observed, EpisodeEnd):
             episodes[number].ending = observed
         else:
+            if observed is not None and observed.ndim == 4:
+                observed, goal = observed
+                episodes[number].goal = torch.from_numpy(goal)
             episodes[number].observed = observed
             running[number] = episodes[number]
     if running:

@@ -4,7 +4,7 @@ import time
 from collections import deque
 from collections.abc import Generator
 from contextlib import closing
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 import numpy as np
@@ -26,12 +26,13 @@ from atlas_wm.evaluate.rollout import (
 )
 from atlas_wm.parallel.devices import peak_memory
 from atlas_wm.parallel.workers import WorkerDied, WorkerPool, one_line
-from atlas_wm.plan.planner import Planner, dtype_of
+from atlas_wm.plan.planner import Novelty, Planner, dtype_of
 from atlas_wm.plugins import import_plugin
 from atlas_wm.runs.folder import read_run
 from atlas_wm.runs.model import load_model
 from atlas_wm.runs.results import EpisodeRecord, PolicyName, Protocol
 from atlas_wm.tasks import get_task
+from atlas_wm.tasks.variation import Variation
 
 Precision = Literal["bf16", "float32"]
 PRECISIONS: dict[torch.dtype, Precision] = {torch.bfloat16: "bf16", torch.float32: "float32"}
@@ -50,6 +51,7 @@ class Setup:
     precision: str = "auto"
     timeout: float = 0.0  # seconds an environment may take; 0: no limit
     weights: str | None = None  # None: the final ones
+    variation: Variation = field(default_factory=dict)
     plugins: tuple[str, ...] = ()  # modules of the user's own classes, which the main process has imported
 
 
@@ -72,6 +74,7 @@ class JobResult:
     peak_memory: int  # bytes
     precision: Precision | None = None  # that the search used; None if the policy does not plan
     plain: bool | None = None
+    novel_plans: int | None = None  # plans that novelty flags; None if it was not measured
 
 
 class Worker:
@@ -86,9 +89,9 @@ class Worker:
         # from 2 on, because on a GPU the rounding of a plan depends on the batch it is planned in.
         groups = [(env_pool + 1) // 2, env_pool // 2]
         self.env_batches: list[EnvBatch | EnvPool] = (
-            [EnvPool(setup.task, size, count, setup.timeout) for count in groups if count]
+            [EnvPool(setup.task, size, count, setup.timeout, setup.variation) for count in groups if count]
             if env_pool
-            else [EnvBatch(task, size, setup.timeout)]
+            else [EnvBatch(task, size, setup.timeout, setup.variation)]
         )
         self.setup = setup
         self.data = EpisodeData(setup.data, task, size, info.config.model.frameskip)
@@ -101,7 +104,8 @@ class Worker:
         started, planned = time.perf_counter(), self.planner.seconds
         protocol, plans, budget = job.protocol, job.policy == "model", job.protocol.steps
         if plans:
-            policy = planning_policy(self.planner, job.seed)
+            novelties: list[Novelty | None] = []
+            policy = planning_policy(self.planner, job.seed, novelties.append)
         elif job.policy == "random":
             policy = random_policy(self.env_batches[0].open(), job.seed)
         else:
@@ -113,7 +117,7 @@ class Worker:
             job.rows,
             protocol.offset,
             budget,
-            observe="frame" if plans else None,
+            observe=None if not plans else "frame and goal" if self.setup.variation else "frame",
             films=job.films,
         )
         seconds, planning = time.perf_counter() - started, self.planner.seconds - planned
@@ -121,14 +125,19 @@ class Worker:
         if not plans:
             return replace(result, records=[replace(record, plans=0) for record in records])
         plain = self.planner.plain  # always float32
-        return replace(result, plain=plain, precision="float32" if plain else PRECISIONS[self.planner.dtype])
+        novel = None if None in novelties else sum(n.flagged for n in novelties if n)
+        return replace(
+            result, novel_plans=novel, plain=plain, precision="float32" if plain else PRECISIONS[self.planner.dtype]
+        )
 
     def _run_oracle(self, job: Job) -> JobResult:
         """One episode. An environment that fails in the search ends it, as one that fails while it acts."""
         setup, (row,), offset = self.setup, job.rows, job.protocol.offset
         started, planning = time.perf_counter(), 0.0
         try:
-            with closing(Oracle(get_task(setup.task), self.planner.model, setup.plan, setup.timeout)) as oracle:
+            with closing(
+                Oracle(get_task(setup.task), self.planner.model, setup.plan, setup.timeout, setup.variation)
+            ) as oracle:
                 policy = oracle_policy(oracle, job.seed)
                 records, _ = run_episodes(
                     self.env_batches, self.data, policy, [row], offset, job.protocol.steps, observe="state"

@@ -30,6 +30,7 @@ log = logging.getLogger(__name__)
 WORKING_SET = 2**30  # bytes that candidates may take while they are rolled out on a CPU
 LARGEST_CHUNK = 2**31  # candidates: no limit
 Image = np.ndarray | Tensor
+FLAGGED = 99.0  # percentile
 
 
 def dtype_of(precision: str) -> torch.dtype | None:
@@ -47,6 +48,11 @@ class Novelty(NamedTuple):
     frame: float  # the current frame
     goal: float
     end: float  # the imagined end of the plan
+
+    @property
+    def flagged(self) -> bool:
+        """Whether one of them lies above the percentile that about 1 training frame in 100 exceeds."""
+        return max(self) > FLAGGED
 
 
 class Plan(NamedTuple):

@@ -21,7 +21,8 @@ from atlas_wm.report.naming import file_name, method_name, task_name
 from atlas_wm.report.runs import Study
 from atlas_wm.report.section import Section, diagnostic_notices
 from atlas_wm.report.style import BAD, GOOD, MUTED, Figure, Panel
-from atlas_wm.runs.results import EvaluationResult, film_rows, film_steps, films_path
+from atlas_wm.runs.films import film_rows, film_steps, films_path
+from atlas_wm.runs.results import EvaluationResult
 
 MOST_EPISODES = 6
 MOST_FRAMES, MOST_PIXELS = 20, 4096  # frames per strip, pixels per side of a frame

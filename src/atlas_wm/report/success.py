@@ -14,7 +14,15 @@ from atlas_wm.report.page_table import Table
 from atlas_wm.report.runs import Group, Run, Study
 from atlas_wm.report.section import Notice, Section, differing_values, names, per_task
 from atlas_wm.report.style import ALPHAS, MUTED, Bar, Estimate, Figure, Panel, bars, bars_height
-from atlas_wm.report.table import HALVES, ceiling_line, rate, references, share_of_oracle, success_row
+from atlas_wm.report.table import (
+    HALVES,
+    ceiling_line,
+    plain_counterpart,
+    rate,
+    references,
+    share_of_oracle,
+    success_row,
+)
 from atlas_wm.runs.results import EvaluationResult, PolicyResult, SelectedEvaluation
 
 REFERENCES = (RANDOM, REPLAY, ORACLE)
@@ -60,7 +68,7 @@ def main_section(study: Study) -> Section:
         section.blocks += [
             Figure("success", "Success on the ID and OOD halves", panels, captions.success(study.task_names), 3)
         ]
-        section.blocks += [_table(rows, data, best)]
+        section.blocks += [_table(rows, data, best), *_variations(study)]
     return section
 
 
@@ -169,6 +177,37 @@ def _table(rows: list[list[str]], data: list[dict[str, Any]], best: set[tuple[in
         "unless the condition says otherwise." + OF_ORACLE * compared,
         best=best,
     ).without_constant("Task", "± over")
+
+
+def _variations(study: Study) -> list[Table]:
+    """Each evaluation in a varied environment beside the plain one of the same episodes; no table without one."""
+    data = []
+    for run in study.runs:
+        results = [one.result for one in run.evaluations.values()]
+        for result in results:
+            if result.variation:
+                plain = plain_counterpart(result, results)
+                data.append({"run": run.name, "variation": result.variation_text, "offset": result.protocol.offset,
+                             "success_plain_percent": plain and plain.model.success_mean,
+                             "success_percent": result.model.success_mean,
+                             "novel_plans_plain_percent": plain and plain.novel_share,
+                             "novel_plans_percent": result.novel_share})  # fmt: skip
+    header = ["Run", "Variation", "Offset", "Success, plain, %", "Success, varied, %"]
+    header += ["Novel plans, plain, %", "Novel plans, varied, %"]
+    note = (
+        "Varied: the same episodes in an environment with the given values, goal images included. Novel plans: "
+        "those whose current frame, goal or imagined end has a novelty above the 99th percentile."
+    )
+    rows = [[_cell(value) for value in record.values()] for record in data]
+    return (
+        [Table("variations", "Success and novelty in varied environments", header, rows, data, note)]
+        if data
+        else []
+    )
+
+
+def _cell(value: Any) -> str:
+    return "–" if value is None else f"{value:.1f}" if isinstance(value, float) else str(value)
 
 
 def _notices(study: Study) -> list[Notice]:

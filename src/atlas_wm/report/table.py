@@ -17,7 +17,8 @@ HALVES: dict[Half, str] = {"id": "ID half", "ood": "OOD half"}  # by novelty of 
 
 def condition(report: EvaluationResult) -> str:
     weights = f", weights {report.weights}" if report.weights else ""
-    return f"offset {report.protocol.offset}, budget {report.protocol.budget}{weights}"
+    varied = f", vary {report.variation_text}" if report.variation else ""
+    return f"offset {report.protocol.offset}, budget {report.protocol.budget}{weights}{varied}"
 
 
 def success_rows(reports: Sequence[EvaluationResult]) -> list[dict[str, Any]]:
@@ -65,6 +66,32 @@ def ceiling_line(report: EvaluationResult) -> str:
     search = f"{plan.candidates}×{plan.iterations}×{plan.horizon} with {plan.elites} elites"
     spent = f"{oracle.plans} plans, {oracle.seconds_per_plan or 0:.1f} s each"
     return f"{found}, over the same {oracle.count} episodes (oracle: {search}; {spent})"
+
+
+def plain_counterpart(report: EvaluationResult, others: Sequence[EvaluationResult]) -> EvaluationResult | None:
+    """The newest evaluation of the same episodes and planner without a variation."""
+
+    def compared(result: EvaluationResult) -> dict[str, Any]:
+        apart = ("variation", "policies", "oracle", "oracle_episodes")
+        return {name: value for name, value in result.settings.items() if name not in apart}
+
+    same = [r for r in others if not r.variation and compared(r) == compared(report)]
+    return max(same, key=lambda r: r.written, default=None)
+
+
+def beside_plain(report: EvaluationResult, others: Sequence[EvaluationResult]) -> str:
+    """One line: success and flagged plans under a variation, and without it where that was evaluated."""
+    plain = plain_counterpart(report, others)
+
+    def text(result: EvaluationResult) -> str:
+        success, novel = result.model.success_mean, result.novel_share
+        reached = "success not available" if success is None else f"success {success:.1f} %"
+        return reached + (
+            ", novelty not measured" if novel is None else f", novelty flags {novel:.1f} % of the plans"
+        )
+
+    before = f"{text(plain)} without it" if plain else "not evaluated without it (the same command without --vary)"
+    return f"vary {report.variation_text}: {text(report)}; {before}"
 
 
 def rate(results: Sequence[PolicyResult], half: Half = "") -> tuple[float | None, float | None]:

@@ -3,7 +3,7 @@
 import hashlib
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, get_args
@@ -13,6 +13,7 @@ import numpy as np
 from atlas_wm.config import MOST_SEED, PlanConfig
 from atlas_wm.errors import UserError, short
 from atlas_wm.runs.files import read_json, write_atomically, write_json, writing
+from atlas_wm.runs.films import films_path
 from atlas_wm.settings import check_types, from_dict, to_dict, within
 
 FORMAT = 2  # the oldest files have no number: see _from_unnumbered
@@ -186,6 +187,8 @@ class EvaluationResult:
     share_of_oracle: float | None = None  # the model's successes in percent of the oracle's, over its episodes
     versions: dict[str, str] = field(default_factory=dict)
     weights: str | None = None  # of the run: best, step-2000; None: the final ones
+    variation: dict[str, tuple[float, ...]] = field(default_factory=dict)  # of the environment; empty: its defaults
+    novel_plans: int | None = None  # the model's plans that novelty flags; None: not measured
     format: int = FORMAT
 
     def __post_init__(self) -> None:
@@ -207,12 +210,30 @@ class EvaluationResult:
 
     @property
     def condition(self) -> str:
-        return self.protocol.name + self.plan.replanning + (f"_{self.weights}" if self.weights else "")
+        text = re.sub(r"[^A-Za-z0-9.=-]+", "_", self.variation_text)
+        short_text = text if len(text) <= 80 else hashlib.sha256(text.encode()).hexdigest()[:8]
+        varied = f"_vary_{short_text}" if text else ""
+        return self.protocol.name + self.plan.replanning + (f"_{self.weights}" if self.weights else "") + varied
+
+    @property
+    def variation_text(self) -> str:
+        """As --vary takes it."""
+        return " ".join(f"{name}={','.join(f'{v:g}' for v in values)}" for name, values in self.variation.items())
+
+    @property
+    def novel_share(self) -> float | None:
+        """The model's plans that novelty flags, in percent."""
+        return (
+            None if self.novel_plans is None or not self.model.plans else 100 * self.novel_plans / self.model.plans
+        )
 
     @property
     def settings(self) -> dict[str, Any]:
         """What the user asked for: two evaluations of a run may differ in these."""
-        optional: dict[str, Any] = {"weights": self.weights}  # not in the digests of older files
+        optional: dict[str, Any] = {
+            "weights": self.weights,
+            "variation": self.variation,
+        }  # not in the digests of older files
         if self.oracle and self.oracle_plan:
             optional |= {"oracle": asdict(self.oracle_plan), "oracle_episodes": self.oracle.count}
         return {
@@ -258,6 +279,8 @@ class EvaluationResult:
             parts.append(f"solver {plan.solver}")
         if plan.execute != plan.horizon:
             parts.append(f"replanned every {plan.execute}")
+        if self.variation:
+            parts.append(f"vary {self.variation_text}")
         if self.task != self.trained_task:
             parts.append(f"task {self.task}")
         if self.data.hash != training_data:
@@ -360,21 +383,3 @@ def most_complete(results: Mapping[str, EvaluationResult]) -> list[SelectedEvalu
         best, *others = sorted(names, key=weight, reverse=True)
         selected.append(SelectedEvaluation(best, results[best], tuple(others)))
     return selected
-
-
-def films_path(path: Path) -> Path:
-    """The path of an evaluation's films."""
-    return path.with_name(f"{path.stem}.films.npz")
-
-
-def film_steps(frames: int, steps: int, every: int) -> list[int]:
-    """The step of each frame of a film: one every ``every`` steps, and the last step.
-
-    frames: number without the goal. steps: length of the episode.
-    """
-    return [*range(0, steps + 1, every), steps][:frames]
-
-
-def film_rows(films: Sequence[str]) -> list[int]:
-    """The start rows of films, from the names in the file."""
-    return [int(name.removeprefix("row")) for name in films]
