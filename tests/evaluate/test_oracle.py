@@ -23,6 +23,7 @@ from atlas_wm.rng import make_rng
 from atlas_wm.runs.results import EvaluationResult
 from atlas_wm.tasks import get_task
 from atlas_wm.tasks.tworoom import TwoRoom
+from atlas_wm.tasks.variation import make_varied_env, parse_variation
 
 
 class OpenField(TwoRoom):
@@ -35,6 +36,9 @@ class OpenField(TwoRoom):
         env.position, env.goal = np.array(state, np.float64), np.array(goal_state, np.float64)
 
     rewind = reset
+
+    def cost_to_goal(self, env, state, goal_state):
+        return self.distance(state, goal_state)
 
     def state(self, env):
         return env.position.copy()
@@ -119,12 +123,23 @@ def test_a_rewound_environment_continues_as_the_original(name):
 def test_pushts_cost_is_small_only_where_solved():
     task, goal = get_task("pusht"), np.array([100.0, 100, 200, 200, 6.2, 0, 0])
     near, turned = goal + np.array([3, 0, 4, 0, 0.1, 5, 5]), goal - np.array([0, 0, 0, 0, 3.0, 0, 0])
-    assert task.cost_to_goal(goal, goal) == 0
-    assert task.cost_to_goal(near - [0, 0, 0, 0, 2 * np.pi, 0, 0], goal) == pytest.approx(
+    assert task.cost_to_goal(None, goal, goal) == 0
+    assert task.cost_to_goal(None, near - [0, 0, 0, 0, 2 * np.pi, 0, 0], goal) == pytest.approx(
         np.hypot(5, 0.1 * 180 / np.pi)
     )
     assert task.distance(turned, goal) == 0 and not task.solved(turned, goal)
-    assert task.cost_to_goal(turned, goal) > 20
+    assert task.cost_to_goal(None, turned, goal) > 20
+
+
+def test_tworooms_cost_leads_through_the_door():
+    task = get_task("tworoom")
+    for name, door in (("wall.axis=1", (112, 49)), ("wall.axis=0", (49, 112))):
+        env = make_varied_env(task, parse_variation(task, [name]))
+        env.reset(seed=0)
+        near, far = np.array([100.0, 100.0]), np.array([124.0, 124.0])
+        assert task.cost_to_goal(env, near, near + 9) == pytest.approx(9 * 2**0.5)
+        ways = [np.linalg.norm(point - np.array(door)) for point in (near, far)]
+        assert task.cost_to_goal(env, near, far) == task.cost_to_goal(env, far, near) == pytest.approx(sum(ways))
 
 
 PROTOCOL = Protocol(offset=15, budget=20, episodes=5, seeds=(8, 9))

@@ -78,7 +78,7 @@ class Simulation:
 
     def distance(self, states: Tensor, goal: Tensor) -> Tensor:
         """(…, s) → (…): what the task minimises. goal is not read, as z above."""
-        flat = [self.task.cost_to_goal(state, self.goal) for state in states.flatten(0, -2).numpy()]
+        flat = [self.task.cost_to_goal(self.env, state, self.goal) for state in states.flatten(0, -2).numpy()]
         return torch.tensor(flat, dtype=torch.float64).view(states.shape[:-1])
 
     def close(self) -> None:

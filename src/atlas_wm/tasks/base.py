@@ -167,9 +167,10 @@ class Task(ABC):
     def distance(self, state: np.ndarray, goal_state: np.ndarray) -> float:
         """Distance of a state from the goal, in the task's unit."""
 
-    def cost_to_goal(self, state: np.ndarray, goal_state: np.ndarray) -> float:
+    def cost_to_goal(self, env: gym.Env, state: np.ndarray, goal_state: np.ndarray) -> float:
         """What the oracle minimises: smallest where the goal is reached. Default: the distance. A task overrides it
-        if ``solved`` asks for more than a small distance, or if the distance does not say how far the way is."""
+        if ``solved`` asks for more than a small distance, or if the shortest distance leads through an obstacle.
+        env: where the state was reached."""
         return self.distance(state, goal_state)
 
     @abstractmethod

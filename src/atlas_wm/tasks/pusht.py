@@ -111,7 +111,7 @@ class PushT(Task):
         """px, over the positions of agent and block together."""
         return float(np.linalg.norm(np.asarray(state)[:4] - np.asarray(goal_state)[:4]))
 
-    def cost_to_goal(self, state: np.ndarray, goal_state: np.ndarray) -> float:
+    def cost_to_goal(self, env: gym.Env, state: np.ndarray, goal_state: np.ndarray) -> float:
         """px: the distance and the angle, each compared with what still counts as success."""
         return float(np.hypot(self.distance(state, goal_state), turn(state, goal_state) * PX_PER_RADIAN))
 
