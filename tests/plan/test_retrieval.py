@@ -261,7 +261,7 @@ def test_evaluated_episodes_among_the_demonstrations_are_reported(run_folder, in
     from atlas_wm.evaluate.protocol import Protocol
 
     plan = PlanConfig(candidates=20, iterations=1, elites=5, start="retrieval")
-    options = {"plan": plan, "random_floor": False, "replay_ceiling": False, "films": 0, "device": "cpu"}
+    options = {"plan": plan, "policies": ("model",), "films": 0, "device": "cpu"}
     evaluate(run_folder, [Protocol(5, 10, 2, (42,), "heldout")], **options)
     assert "demonstrations" not in caplog.text
     (result,) = evaluate(run_folder, [Protocol(5, 10, 4, (42,), "all")], **options)
