@@ -14,7 +14,7 @@ from atlas_wm.errors import UserError
 from atlas_wm.evaluate.env_batch import EnvBatch, EpisodeStart
 from atlas_wm.evaluate.evaluate import evaluate
 from atlas_wm.evaluate.protocol import Protocol
-from atlas_wm.plan.planner import Novelty
+from atlas_wm.plan.planner import LatentNovelty, Novelty, is_flagged
 from atlas_wm.report.table import beside_plain, plain_counterpart
 from atlas_wm.runs.results import read_results
 from atlas_wm.tasks import get_task
@@ -98,7 +98,7 @@ def test_the_goal_is_rendered_under_the_variation(dataset_path, task):
 
 
 def test_novelty_flags_what_is_above_99():
-    assert Novelty(50, 99.5, 3).flagged and not Novelty(99, 99, 99).flagged
+    assert is_flagged(Novelty(50, 99.5, 3, 0, 0)) and not is_flagged(LatentNovelty(99, 99, 99))
 
 
 @pytest.fixture

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 
 from atlas_wm.cli.app import main
 from atlas_wm.config import EncoderConfig, ModelConfig, PlanConfig, PredictorConfig
@@ -16,7 +16,7 @@ from atlas_wm.data.training_set import BANK_FRAMES, open_training_set
 from atlas_wm.errors import UserError
 from atlas_wm.models.bank import LatentBank
 from atlas_wm.models.world_model import WorldModel
-from atlas_wm.plan.planner import Novelty, Planner
+from atlas_wm.plan.planner import LatentNovelty, Novelty, Planner
 from atlas_wm.rng import make_rng
 from atlas_wm.runs.model import load_model, save_model
 
@@ -118,8 +118,9 @@ def test_a_plan_tells_how_novel_frame_goal_and_end_are(model, ready):
     (plan,) = Planner(model, QUICK).plan_batch(frame, goal, [make_rng(0)])
     with torch.no_grad():
         points = torch.cat([model.encode(frame), model.encode(goal), torch.from_numpy(plan.latents[-1:])])
-    assert plan.novelty == Novelty(*model.bank.percentiles(points).tolist())
-    assert plan.novelty.frame < 100 and plan.novelty.goal == 100
+    images = model.bank.images.percentiles(torch.cat([frame, goal])).tolist()
+    assert plan.novelty == Novelty(*model.bank.percentiles(points).tolist(), *images)
+    assert plan.novelty.frame < 100 and plan.novelty.goal == plan.novelty.goal_image == 100
 
 
 def test_a_batch_is_one_query_and_tells_what_single_plans_tell(model, ready, monkeypatch):
@@ -154,6 +155,8 @@ def test_the_bank_travels_with_the_model_and_goes_with_it(model, demo_model, tmp
     save_model(model, tmp_path)
     again = load_model(tmp_path).bank
     assert torch.equal(again.points, model.bank.points) and torch.equal(again.novelty, model.bank.novelty)
+    for part in ("colours", "novelty"):
+        assert torch.equal(getattr(again.images, part), getattr(model.bank.images, part))
     demo_model.run = model.run
     save_model(demo_model, tmp_path)  # a model without one, over a model with one
     assert load_model(tmp_path).bank is None
@@ -172,7 +175,37 @@ def test_a_run_without_a_bank_plans_and_says_how_to_make_one(copy, run_folder, i
     main(plan)
     shown = capsys.readouterr()
     novelty = json.loads(shown.out)["novelty"]
-    assert set(novelty) == {"frame", "goal", "end"} and novelty["frame"] < 100 and not shown.err
+    assert set(novelty) == {"frame", "goal", "end", "frame_image", "goal_image"}
+    assert novelty["frame"] < 100 and not shown.err
+
+
+def test_a_run_of_an_older_version_tells_the_novelty_of_latents_only(copy, ready):
+    frames, goals = next(ready.sample_frames(1)), noise(1)
+    path = copy / "bank.safetensors"
+    (plan,) = Planner(load_model(copy), QUICK).plan_batch(frames, goals, [make_rng(0)])
+    stored = load_file(path)
+    save_file({name: stored[name] for name in ("points", "novelty")}, path)
+    (older,) = Planner(load_model(copy), QUICK).plan_batch(frames, goals, [make_rng(0)])
+    assert older.novelty == LatentNovelty(*plan.novelty[:3]) and max(older.novelty) == 100
+    assert np.array_equal(older.actions, plan.actions) and older.cost == plan.cost
+
+
+def test_novelty_does_not_change_a_plan(model, ready):
+    frames, goals = next(ready.sample_frames(1)), noise(1)
+    plans = []
+    for bank in (model.bank, None):
+        model.bank = bank
+        plans += Planner(model, QUICK).plan_batch(frames, goals, [make_rng(0)])
+    assert plans[1].novelty is None and plans[0].cost == plans[1].cost
+    assert all(np.array_equal(getattr(plans[0], f), getattr(plans[1], f)) for f in ("actions", "latents", "rest"))
+
+
+def test_images_are_judged_on_frames_that_training_did_not_see(ready, tiny_config):
+    fitted, judged = (torch.cat(list(some)) for some in ready.image_frames())
+    held_out = held_out_episodes(60, tiny_config.train)
+    rows = [ready.data.locate(part)[0] for part in ready.probe_rows(4000, 2000)]
+    assert not held_out[rows[0]].any() and held_out[rows[1]].all()
+    assert len(fitted) > len(judged) > 100
 
 
 def test_a_bank_is_made_of_the_data_the_run_was_trained_on(copy):
@@ -194,6 +227,8 @@ def test_a_bank_is_made_of_the_data_the_run_was_trained_on(copy):
         ({"points": (1, 32), "novelty": (1,)}, "does not fit"),
         ({"points": (9, 32)}, "does not fit"),
         ({"points": (9, 32), "novelty": ()}, "does not fit"),
+        ({"points": (9, 32), "novelty": (9,), "image_novelty": (5,)}, "does not fit"),
+        ({"points": (9, 32), "novelty": (9,), "image_colours": (256, 32, 3)}, "does not fit"),
     ],
 )
 def test_a_bank_that_is_damaged_or_another_models_is_refused_in_one_line(copy, stored, said):

@@ -19,6 +19,7 @@ from atlas_wm.data.states import save_states
 from atlas_wm.data.training_set import open_training_set
 from atlas_wm.errors import UserError
 from atlas_wm.methods import get_method
+from atlas_wm.models.image_bank import ImageBank
 from atlas_wm.models.world_model import WorldModel
 from atlas_wm.runs.card import write_card
 from atlas_wm.runs.files import read_json, write_json
@@ -109,7 +110,7 @@ def import_lewm(path: Path, task: Task, data_path: str | Path, out: Path, *, ove
             device="cpu",
             versions=versions(),
         )
-        model.build_bank(ready.sample_frames())
+        model.build_bank(ready.sample_frames(), ImageBank.of(*ready.image_frames()))
         save_model(model, folder)
         save_states(folder, ready.data, model.run)
         write_card(folder)

@@ -36,6 +36,7 @@ log = logging.getLogger(__name__)
 GROUPED = 0.1  # of the episodes, at least, in a dataset with groups; a few pairs may be alike by chance
 BANK_FRAMES, FRAMES_AT_ONCE = 1500, 50
 DEMONSTRATION_FRAMES = 10_000
+IMAGES_FITTED, IMAGES_JUDGED = 4000, 2000  # frames of the image bank, at most
 PROBE_FITTED, PROBE_JUDGED = 2000, 500  # frames, at most
 TOKENS = "tokens.f16"  # in the run folder while it is trained
 
@@ -124,9 +125,7 @@ class TrainingSet:
 
     def sample_frames(self, count: int = BANK_FRAMES) -> Iterator[Tensor]:
         """Different frames of training clips, always the same random choice: batches (n, 3, S, S) uint8."""
-        rows = np.random.default_rng(0).permutation(self._rows(self.training))[:count]
-        for first in range(0, len(rows), FRAMES_AT_ONCE):
-            yield self.data.frames_of(rows[first : first + FRAMES_AT_ONCE])
+        return self._batches_of(np.random.default_rng(0).permutation(self._rows(self.training))[:count])
 
     def demonstrations(self, most: int = DEMONSTRATION_FRAMES) -> Iterator[tuple[Tensor, Tensor, int]]:
         """Training episodes, always the same random choice, with ``most`` frames together at most.
@@ -148,12 +147,25 @@ class TrainingSet:
             if most < 2:
                 break
 
-    def probe_rows(self) -> tuple[np.ndarray, np.ndarray]:
+    def image_frames(self) -> tuple[Iterator[Tensor], Iterator[Tensor]]:
+        """What ``ImageBank.of`` takes: frames of training clips, and other frames, of validation clips."""
+        fitted, judged = self.probe_rows(IMAGES_FITTED, IMAGES_JUDGED)
+        if not len(fitted):  # a small dataset, split by clips: every training frame is in a validation clip too
+            fitted = judged
+        return self._batches_of(fitted), self._batches_of(judged)
+
+    def probe_rows(
+        self, most_fitted: int = PROBE_FITTED, most_judged: int = PROBE_JUDGED
+    ) -> tuple[np.ndarray, np.ndarray]:
         """Rows of training clips to fit a state probe on, and other rows, of validation clips, to judge it on."""
         rng = np.random.default_rng(0)
-        judged = rng.permutation(self._rows(self.validation))[:PROBE_JUDGED]
-        fitted = rng.permutation(np.setdiff1d(self._rows(self.training), judged))[:PROBE_FITTED]
+        judged = rng.permutation(self._rows(self.validation))[:most_judged]
+        fitted = rng.permutation(np.setdiff1d(self._rows(self.training), judged))[:most_fitted]
         return np.sort(fitted), np.sort(judged)
+
+    def _batches_of(self, rows: np.ndarray) -> Iterator[Tensor]:
+        for first in range(0, len(rows), FRAMES_AT_ONCE):
+            yield self.data.frames_of(rows[first : first + FRAMES_AT_ONCE])
 
     def inputs_of(self, rows: np.ndarray) -> Tensor:
         """Frames of rows, (n, 3, S, S) uint8; where tokens are cached, the tokens: (n, K, w) float16."""

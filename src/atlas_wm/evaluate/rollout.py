@@ -11,7 +11,7 @@ from atlas_wm.data.dataset import EpisodeData
 from atlas_wm.evaluate.env_batch import EnvBatch, EpisodeEnd, EpisodeStart, Observe
 from atlas_wm.evaluate.env_pool import EnvPool
 from atlas_wm.evaluate.oracle import Oracle
-from atlas_wm.plan.planner import Novelty, Planner
+from atlas_wm.plan.planner import LatentNovelty, Novelty, Planner
 from atlas_wm.rng import make_rng
 from atlas_wm.runs.results import EpisodeRecord
 
@@ -50,7 +50,7 @@ Policy = Callable[[Sequence[Episode]], list[np.ndarray]]
 
 
 def planning_policy(
-    planner: Planner, seed: int, on_novelty: Callable[[Novelty | None], None] = lambda novelty: None
+    planner: Planner, seed: int, on_novelty: Callable[[Novelty | LatentNovelty | None], None] = lambda novelty: None
 ) -> Policy:
     def act(episodes: Sequence[Episode]) -> list[np.ndarray]:
         frames = torch.from_numpy(np.stack([e.observed for e in episodes]))

@@ -26,7 +26,7 @@ from atlas_wm.evaluate.rollout import (
 )
 from atlas_wm.parallel.devices import peak_memory
 from atlas_wm.parallel.workers import WorkerDied, WorkerPool, one_line
-from atlas_wm.plan.planner import Novelty, Planner, dtype_of
+from atlas_wm.plan.planner import LatentNovelty, Novelty, Planner, dtype_of, is_flagged
 from atlas_wm.plugins import import_plugin
 from atlas_wm.runs.folder import read_run
 from atlas_wm.runs.model import load_model
@@ -104,7 +104,7 @@ class Worker:
         started, planned = time.perf_counter(), self.planner.seconds
         protocol, plans, budget = job.protocol, job.policy == "model", job.protocol.steps
         if plans:
-            novelties: list[Novelty | None] = []
+            novelties: list[Novelty | LatentNovelty | None] = []
             policy = planning_policy(self.planner, job.seed, novelties.append)
         elif job.policy == "random":
             policy = random_policy(self.env_batches[0].open(), job.seed)
@@ -125,7 +125,7 @@ class Worker:
         if not plans:
             return replace(result, records=[replace(record, plans=0) for record in records])
         plain = self.planner.plain  # always float32
-        novel = None if None in novelties else sum(n.flagged for n in novelties if n)
+        novel = None if None in novelties else sum(is_flagged(n) for n in novelties if n)
         return replace(
             result, novel_plans=novel, plain=plain, precision="float32" if plain else PRECISIONS[self.planner.dtype]
         )

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from atlas_wm.models.geometry import knn_novelty, percentile
+from atlas_wm.models.image_bank import ImageBank
 
 NEIGHBOURS = 50
 
@@ -20,6 +21,7 @@ class LatentBank:
 
     points: Tensor  # (N, m) float32
     novelty: Tensor  # (N,) float64, of each point among the others
+    images: ImageBank | None = None  # None in a run folder of an older version
 
     @classmethod
     def of(cls, latents: Iterable[Tensor]) -> "LatentBank":

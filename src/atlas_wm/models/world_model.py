@@ -1,6 +1,7 @@
 """The world model and its verbs: encode, predict, rollout, distance."""
 
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
 import torch
@@ -13,6 +14,7 @@ from atlas_wm.losses.own_terms import make_terms
 from atlas_wm.models.bank import LatentBank
 from atlas_wm.models.demonstrations import Demonstrations
 from atlas_wm.models.encoders import Tokens, make_encoder
+from atlas_wm.models.image_bank import ImageBank
 from atlas_wm.models.layers import MLP
 from atlas_wm.models.predictors import make_predictor
 from atlas_wm.models.target import EmaTarget
@@ -135,14 +137,15 @@ class WorldModel(nn.Module):
         return gap.sum(dim=-1) if self.projector is not None else gap.mean(dim=(-2, -1))
 
     @torch.no_grad()
-    def build_bank(self, frames: Iterable[Tensor]) -> None:
-        """Store the latents of training frames, batches of (n, 3, S, S) uint8: plans measure novelty against them.
+    def build_bank(self, frames: Iterable[Tensor], images: ImageBank | None = None) -> None:
+        """Store the latents of training frames, batches of (n, 3, S, S) uint8: plans measure novelty against them,
+        and that of images against ``images``.
 
         Leaves the model in eval mode. Call it again after the weights change.
         """
         self.eval()
         device = next(self.parameters()).device
-        self.bank = LatentBank.of(self.encode(some.to(device)) for some in frames)
+        self.bank = replace(LatentBank.of(self.encode(some.to(device)) for some in frames), images=images)
 
     @torch.no_grad()
     def build_demonstrations(self, pieces: Iterable[tuple[Tensor, Tensor, int]]) -> None:

@@ -42,17 +42,27 @@ def _name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
-class Novelty(NamedTuple):
+class LatentNovelty(NamedTuple):
     """How unlike the training frames latents are: percentiles, 0 to 100, among those frames (LatentBank)."""
 
     frame: float  # the current frame
     goal: float
     end: float  # the imagined end of the plan
 
-    @property
-    def flagged(self) -> bool:
-        """Whether one of them lies above the percentile that about 1 training frame in 100 exceeds."""
-        return max(self) > FLAGGED
+
+class Novelty(NamedTuple):
+    """The same, and how unlike them the images are: percentiles among held-out frames (ImageBank)."""
+
+    frame: float
+    goal: float
+    end: float
+    frame_image: float
+    goal_image: float
+
+
+def is_flagged(novelty: Novelty | LatentNovelty) -> bool:
+    """Whether one of its numbers lies above the percentile that about 1 training frame in 100 exceeds."""
+    return max(novelty) > FLAGGED
 
 
 class Plan(NamedTuple):
@@ -62,7 +72,7 @@ class Plan(NamedTuple):
     cost: float  # by plan.cost: for the costs of this package a WorldModel.distance from the goal
     start_cost: float  # WorldModel.distance from the goal before the first action
     latents: np.ndarray  # (horizon, …) imagined latents after each action chunk
-    novelty: Novelty | None  # None where the run has no bank
+    novelty: Novelty | LatentNovelty | None  # None where the run has no bank; of older runs only the latents'
     rest: np.ndarray  # (horizon − execute, frameskip·A) the standardised chunks after those, for the next plan
 
 
@@ -169,7 +179,7 @@ class Planner:
         raw = model.normalizer.invert(standardised.cpu())
         if self.config.clip_actions:  # again, to the bounds themselves: inverting rounds
             raw = model.normalizer.clip(raw)
-        novelty = self._novelty(z, z_goal, latents[:, -1])
+        novelty = self._novelty((z, z_goal, latents[:, -1]), (frames, goals))
         actions, imagined, rests = raw.numpy(), latents.cpu().numpy(), mean[:, execute:].cpu().numpy()
         return [Plan(*parts) for parts in zip(actions, costs, start_costs, imagined, novelty, rests, strict=True)]
 
@@ -261,9 +271,15 @@ class Planner:
         log.log(level, "fast path: off (%s%s)", kind, why)
         self.plain = True
 
-    def _novelty(self, *latents: Tensor) -> Sequence[Novelty | None]:
-        """Of frame, goal and end latents, (B, …) each, in one query."""
-        if self.model.bank is None:
+    def _novelty(
+        self, latents: Sequence[Tensor], images: Sequence[Tensor]
+    ) -> Sequence[Novelty | LatentNovelty | None]:
+        """Of latents of frame, goal and end, (B, …) each, in one query, and of the images of frame and goal."""
+        bank = self.model.bank
+        if bank is None:
             return [None] * len(latents[0])
-        ranks = self.model.bank.percentiles(torch.cat(latents)).unflatten(0, (3, -1))
-        return [Novelty(*row) for row in ranks.T.tolist()]
+        ranks = bank.percentiles(torch.cat(list(latents))).unflatten(0, (3, -1)).T.tolist()
+        if bank.images is None:
+            return [LatentNovelty(*row) for row in ranks]
+        seen = bank.images.percentiles(torch.cat(list(images)).to(self.device)).unflatten(0, (2, -1)).T.tolist()
+        return [Novelty(*row, *image) for row, image in zip(ranks, seen, strict=True)]

@@ -9,6 +9,7 @@ import torch
 from atlas_wm.errors import UserError
 from atlas_wm.models.bank import LatentBank
 from atlas_wm.models.demonstrations import Demonstrations
+from atlas_wm.models.image_bank import COLOURS, SIDE, ImageBank
 from atlas_wm.models.world_model import TRAINING_ONLY, WorldModel
 from atlas_wm.runs.card import CARD, model_card
 from atlas_wm.runs.files import write_atomically, write_tensors
@@ -119,26 +120,34 @@ def push_to_hub(model: WorldModel, repo_id: str, private: bool | None = None) ->
 
 
 def load_bank(folder: str | Path, width: int) -> LatentBank | None:
-    """The latent bank of a run folder, or None. width: coordinates of the model's points."""
+    """The bank of a run folder, or None. width: coordinates of the model's points. Older banks have no images."""
     stored = read_bank(folder)
     if stored is None:
         return None
     path = Path(folder) / BANK
     remedy = f"delete it and make it again with `atlas bank {folder}`"
     shapes = {name: tuple(tensor.shape) for name, tensor in stored.items()}
-    count = stored["novelty"].numel() if "novelty" in stored else 0
-    if count < 2 or shapes != {"points": (count, width), "novelty": (count,)}:
+    count, judged = (stored[name].numel() if name in stored else 0 for name in ("novelty", "image_novelty"))
+    expected: dict[str, tuple[int, ...]] = {"points": (count, width), "novelty": (count,)}
+    if judged:
+        expected |= {"image_colours": (SIDE**2, COLOURS, 3), "image_novelty": (judged,)}
+    if count < 2 or shapes != expected:
         raise UserError(
             f"{path} does not fit the model, whose points have {width} coordinates (it holds {shapes}): {remedy}"
         )
-    bank = LatentBank(stored["points"].float(), stored["novelty"].double())
-    if not (bank.points.isfinite().all() and bank.novelty.isfinite().all()):
+    if not all(tensor.isfinite().all() for tensor in stored.values()):
         raise UserError(f"{path} is damaged (it is not finite): {remedy}")
-    return bank
+    images = None
+    if judged:
+        images = ImageBank(stored["image_colours"].to(torch.uint8), stored["image_novelty"].float())
+    return LatentBank(stored["points"].float(), stored["novelty"].double(), images)
 
 
 def save_bank(bank: LatentBank, folder: Path) -> None:
-    write_tensors(folder / BANK, {"points": bank.points, "novelty": bank.novelty})
+    tensors = {"points": bank.points, "novelty": bank.novelty}
+    if bank.images is not None:
+        tensors |= {"image_colours": bank.images.colours, "image_novelty": bank.images.novelty}
+    write_tensors(folder / BANK, tensors)
 
 
 def load_demonstrations(folder: str | Path, width: int, chunk: int) -> Demonstrations | None:

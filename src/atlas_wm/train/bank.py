@@ -7,6 +7,7 @@ from pathlib import Path
 from atlas_wm.data.states import save_states
 from atlas_wm.data.training_set import open_training_set
 from atlas_wm.errors import UserError
+from atlas_wm.models.image_bank import ImageBank
 from atlas_wm.parallel.devices import pick_device
 from atlas_wm.runs.files import write_json
 from atlas_wm.runs.folder import BANK, NORMALIZER
@@ -28,7 +29,7 @@ def write_bank(run: Path, data: Path | None = None, device: str = "auto") -> Pat
             f"{run} was trained on data with hash {model.run.data.hash}, "
             f"{training_set.info.path} has {training_set.info.hash}: pass the --data it was trained on"
         )
-    model.build_bank(training_set.sample_frames())
+    model.build_bank(training_set.sample_frames(), ImageBank.of(*training_set.image_frames()))
     model.build_demonstrations(training_set.demonstrations())
     assert model.bank is not None and model.demonstrations is not None
     save_bank(model.bank, run)

@@ -12,6 +12,7 @@ import torch
 from atlas_wm.config import RunConfig
 from atlas_wm.data.render_check import check_rendering
 from atlas_wm.data.training_set import TrainingSet, open_training_set
+from atlas_wm.models.image_bank import ImageBank
 from atlas_wm.models.world_model import WorldModel
 from atlas_wm.parallel.devices import pick_device
 from atlas_wm.parallel.launch import processes
@@ -99,7 +100,7 @@ def train(
 
 def finish(model: WorldModel, training_set: TrainingSet, folder: Path) -> None:
     """Complete the run folder: latent bank, demonstrations, final weights and model card."""
-    model.build_bank(training_set.sample_frames())
+    model.build_bank(training_set.sample_frames(), ImageBank.of(*training_set.image_frames()))
     model.build_demonstrations(training_set.demonstrations())
     with saving(folder):
         save_model(model, folder)

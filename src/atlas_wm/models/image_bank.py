@@ -1,0 +1,61 @@
+"""The colours that training frames have in each part of the image, to measure how novel another image is.
+
+The latent keeps what prediction needs, so it may not see a door that moved or an agent of another colour. Colours
+at a low resolution do; docs/notes/novelty.md compares this with other detectors.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from atlas_wm.images import reduce_frames
+from atlas_wm.models.geometry import percentile
+
+SIDE = 16  # images are reduced to SIDE × SIDE pixels
+COLOURS = 32  # stored for each pixel
+WORST = 3  # pixels that count
+
+
+@dataclass(frozen=True)
+class ImageBank:
+    """Colours of each of P = SIDE² pixels in training frames, and the novelty of held-out frames, on the CPU.
+
+    The novelty of an image is the sum, over its 3 worst pixels, of the squared distance to the nearest colour of
+    that pixel. All numbers are whole and small, so it is exact: the same in every batch and on every device.
+    """
+
+    colours: Tensor  # (P, COLOURS, 3) uint8
+    novelty: Tensor  # (R,) float32, of each held-out frame
+
+    @classmethod
+    def of(cls, frames: Iterable[Tensor], held_out: Iterable[Tensor]) -> "ImageBank":
+        """From batches of training frames and of held-out frames, (n, 3, S, S) uint8 each."""
+        bank = cls(_spread(torch.cat([_pixels(some.cpu()) for some in frames], dim=1)), torch.empty(0))
+        return cls(bank.colours, torch.cat([bank.novelty_of(some.cpu()) for some in held_out]))
+
+    def novelty_of(self, frames: Tensor) -> Tensor:
+        """(Q, 3, S, S) uint8 → (Q,) float32"""
+        pixels, colours = _pixels(frames), self.colours.to(frames.device).float()
+        nearest = (pixels[:, :, None] - colours[:, None]).square().sum(dim=-1).amin(dim=-1)  # (P, Q)
+        return nearest.topk(WORST, dim=0).values.sum(dim=0)
+
+    def percentiles(self, frames: Tensor) -> Tensor:
+        """How novel frames (Q, 3, S, S) uint8 are, as percentiles among held-out frames: (Q,), 0 to 100."""
+        return percentile(self.novelty_of(frames), self.novelty.to(frames.device))
+
+
+def _pixels(frames: Tensor) -> Tensor:
+    """(n, 3, S, S) uint8 → (P, n, 3) float32, 0 to 255"""
+    return reduce_frames(frames, SIDE).flatten(2).permute(2, 0, 1).float()
+
+
+def _spread(pixels: Tensor) -> Tensor:
+    """(P, n, 3) → (P, COLOURS, 3): of the n colours of each pixel, each the farthest from those before it."""
+    each, chosen = torch.arange(len(pixels)), [pixels[:, 0]]
+    distance = torch.full(pixels.shape[:2], torch.inf)
+    while len(chosen) < COLOURS:
+        distance = torch.minimum(distance, (pixels - chosen[-1][:, None]).square().sum(dim=-1))
+        chosen.append(pixels[each, distance.argmax(dim=1)])
+    return torch.stack(chosen, dim=1).to(torch.uint8)
