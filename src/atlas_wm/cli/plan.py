@@ -98,8 +98,8 @@ def plan(
 
     - actions: what to execute, in the environment's units
     - cost, start_cost: latent distance to the goal at the end of the plan, and now
-    - novelty: percentiles of frame, goal and predicted end among training frames. 50 is typical; do not trust a
-      plan with one above 99.
+    - novelty: percentiles of the latents of frame, goal and predicted end, and of the images of frame and goal,
+      among known frames. 50 is typical; do not trust a plan with one above 99.
     - seconds, peak_memory: planning time, and memory in bytes
 
         atlas plan runs/tworoom-atlas-demo --frame now.png --goal goal.png

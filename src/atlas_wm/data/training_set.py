@@ -36,7 +36,7 @@ log = logging.getLogger(__name__)
 GROUPED = 0.1  # of the episodes, at least, in a dataset with groups; a few pairs may be alike by chance
 BANK_FRAMES, FRAMES_AT_ONCE = 1500, 50
 DEMONSTRATION_FRAMES = 10_000
-IMAGES_FITTED, IMAGES_JUDGED = 4000, 2000  # frames of the image bank, at most
+IMAGES_FITTED, IMAGES_JUDGED = 4000, 4000  # frames of the image bank, at most
 PROBE_FITTED, PROBE_JUDGED = 2000, 500  # frames, at most
 TOKENS = "tokens.f16"  # in the run folder while it is trained
 

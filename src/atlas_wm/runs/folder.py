@@ -4,7 +4,7 @@
     model.safetensors   weights
     terms.safetensors   parameters of your own loss terms, if they have any; no command reads them
     normalizer.json     action standardisation
-    bank.safetensors    latents of training frames, for novelty (optional)
+    bank.safetensors    latents and colours of training frames, for novelty (optional)
     demonstrations.safetensors  latents and actions of training episodes, for plan.start retrieval (optional)
     states.safetensors  a sample of the training states, for the ID/OOD split (optional)
     README.md           model card
