@@ -37,6 +37,8 @@ def main() -> None:
     _, judged = ready.probe_rows(IMAGES_FITTED, IMAGES_JUDGED)
     _, rows = ready.probe_rows(1, 10**9)
     rows = np.random.default_rng(1).permutation(np.setdiff1d(rows, judged))[: options.frames]
+    if not len(rows):
+        parser.error("every held-out frame calibrates the bank: use a run with more than 4,000 held-out frames")
     env = task.make_env()
 
     def render(state: np.ndarray, values: dict[str, object]) -> Tensor:
