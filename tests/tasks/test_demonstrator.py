@@ -87,7 +87,7 @@ def test_the_command_passes_them_on_and_lists_them(monkeypatch, capsys):
 
 
 def test_the_card_holds_them_and_other_ones_do_not_resume(monkeypatch, tmp_path):
-    def recorded(task, seed, pixels, jobs, workers, timeout):
+    def recorded(task, seed, pixels, jobs, workers, timeout, encode):
         for numbers in jobs:
             yield [
                 {name: np.zeros((3, 2), np.float32) for name in ("state", "goal_state", "action")} for _ in numbers

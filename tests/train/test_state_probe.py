@@ -34,10 +34,9 @@ def test_the_columns_are_written_and_the_weights_stay_bit_equal(dataset_path, un
 
 
 @pytest.mark.parametrize("split", ["clips", "episodes"])
-def test_rows_are_frames_of_their_clips_and_judged_ones_are_not_fitted(dataset_path, task, split, monkeypatch):
-    monkeypatch.setattr("atlas_wm.data.training_set.PROBE_FITTED", 300)
+def test_rows_are_frames_of_their_clips_and_judged_ones_are_not_fitted(dataset_path, task, split):
     training_set = open_short(dataset_path, task, split=split)
-    fitted, judged = training_set.probe_rows()
+    fitted, judged = training_set.probe_rows(300)
     assert len(fitted) == 300 and 0 < len(judged) <= 500 and not set(fitted) & set(judged)
     for rows, clips in ((fitted, training_set.training), (judged, training_set.validation)):
         first = training_set.data.offsets[clips.episode] + clips.start
