@@ -82,8 +82,7 @@ def test_data_without_a_state_are_refused_at_the_start(dataset_path, tmp_path, m
     assert not (tmp_path / "run").exists()
 
 
-def test_too_few_frames_are_refused(dataset_path, task, monkeypatch):
-    monkeypatch.setattr("atlas_wm.data.training_set.PROBE_JUDGED", 10**6)
+def test_too_few_frames_are_refused(dataset_path, task):
     training_set = open_short(dataset_path, task)
     training_set = replace(training_set, training=training_set.validation)  # all its frames are judged
     with pytest.raises(UserError, match="too few episodes"):
