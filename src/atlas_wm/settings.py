@@ -4,7 +4,7 @@ import dataclasses
 import json
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from types import UnionType
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
@@ -79,19 +79,27 @@ def with_changes(config: T, given: Sequence[str], where: str) -> T:
     a tuple are separated by commas. Errors begin with ``where`` and list all settings."""
     hints, changes = get_type_hints(type(config)), dict[str, Any]()
     try:
-        for text in given:
-            name, equals, value = text.partition("=")
-            if not equals:
-                raise UserError(f"it takes NAME=VALUE, not {short(text)}")
-            if name not in hints:
-                raise UserError(f"there is no setting {short(name)}.{did_you_mean(name, hints)}")
-            if name in changes:
-                raise UserError(f"{name} is given twice")
+        for name, value in assignments(given, "setting", hints).items():
             changes[name] = _parse(hints[name], _from_text(hints[name], value), name)
         return dataclasses.replace(config, **changes)  # type: ignore[type-var]
     except (UserError, ValueError, TypeError) as error:  # the last two: from a dataclass of the user
         end = "" if str(error).endswith((".", "?")) else "."
         raise UserError(f"{where}: {error}{end} Settings: {as_text(config)}") from error
+
+
+def assignments(given: Sequence[str], kind: str, known: Collection[str]) -> dict[str, str]:
+    """``["NAME=VALUE"]`` by name; the names must be known."""
+    found = dict[str, str]()
+    for text in given:
+        name, equals, value = text.partition("=")
+        if not equals:
+            raise UserError(f"it takes NAME=VALUE, not {short(text)}")
+        if name not in known:
+            raise UserError(f"there is no {kind} {short(name)}.{did_you_mean(name, known)}")
+        if name in found:
+            raise UserError(f"{name} is given twice")
+        found[name] = value
+    return found
 
 
 def as_text(config: Any) -> str:

@@ -157,7 +157,7 @@ class TrainingSet:
     def probe_rows(
         self, most_fitted: int = PROBE_FITTED, most_judged: int = PROBE_JUDGED
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Rows of training clips to fit a probe or a bank on, and other rows, of validation clips, to judge it on."""
+        """Rows of training clips to fit something on, and other rows, of validation clips, to judge it on."""
         rng = np.random.default_rng(0)
         judged = rng.permutation(self._rows(self.validation))[:most_judged]
         fitted = rng.permutation(np.setdiff1d(self._rows(self.training), judged))[:most_fitted]

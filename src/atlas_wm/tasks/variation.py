@@ -11,6 +11,7 @@ import gymnasium as gym
 import numpy as np
 
 from atlas_wm.errors import UserError, did_you_mean, reason, short
+from atlas_wm.settings import assignments
 from atlas_wm.tasks.base import Task
 
 Variation = Mapping[str, Sequence[float]]  # by name, such as door.position; the numbers of an array in C order
@@ -36,14 +37,7 @@ def parse_variation(task: Task, given: Sequence[str]) -> dict[str, list[float]]:
     spaces, found = _spaces(task, env), dict[str, list[float]]()
     listed = _listed(spaces)  # before the defaults change
     try:
-        for text in given:
-            name, equals, value = text.partition("=")
-            if not equals:
-                raise UserError(f"it takes NAME=VALUE, not {short(text)}")
-            if name not in spaces:
-                raise UserError(f"there is no variation {short(name)}.{did_you_mean(name, spaces)}")
-            if name in found:
-                raise UserError(f"{name} is given twice")
+        for name, value in assignments(given, "variation", spaces).items():
             found[name] = _numbers(name, spaces[name], value)
             spaces[name].set_init_value(_typed(spaces[name], found[name]))
         env.reset(seed=0)  # constraints between values
