@@ -56,15 +56,15 @@ def _more(q, k, v, scale, inside, largest, total, answer, WHOLE: tl.constexpr):
 
 
 @triton.jit
-def _attend(qkv, out, lse, scale, PATCHES: tl.constexpr, HEADS: tl.constexpr, E: tl.constexpr, KEYS: tl.constexpr,
-            ROWS: tl.constexpr, BLOCK: tl.constexpr, FEW: tl.constexpr):  # fmt: skip
+def _attend(qkv, out, lse, scale, PATCHES: tl.constexpr, HEADS: tl.constexpr, E: tl.constexpr, ROWS: tl.constexpr,
+            BLOCK: tl.constexpr, FEW: tl.constexpr):  # fmt: skip
     """softmax(q·kᵀ)·v for ROWS patches of one frame and head, and the logarithm (of base 2) of each softmax's sum.
 
     qkv: (frames, 1 + PATCHES, 3, HEADS, E). ``scale`` includes log₂ e. The CLS token is every row's first key.
     """
     which, block = tl.program_id(0), tl.program_id(1)
     WIDTH: tl.constexpr = HEADS * E
-    WHOLE: tl.constexpr = KEYS == PATCHES
+    WHOLE: tl.constexpr = PATCHES % ROWS == 0 and PATCHES % BLOCK == 0
     three, one, line = _offsets(which, PATCHES, HEADS, E)
     qkv, out, lse = qkv + three, out + one, lse + line
     e, n, few = tl.arange(0, E), tl.arange(0, BLOCK), tl.arange(0, FEW)
@@ -74,7 +74,7 @@ def _attend(qkv, out, lse, scale, PATCHES: tl.constexpr, HEADS: tl.constexpr, E:
     q = _rows(qkv, block * ROWS, 3 * WIDTH, e, PATCHES, ROWS, WHOLE)
     largest, total = tl.sum(q.to(tl.float32) * k0[None, :], 1) * scale, tl.full([ROWS], 1.0, tl.float32)
     answer = tl.zeros([ROWS, E], tl.float32) + v0[None, :]
-    for first in range(0, KEYS, BLOCK):
+    for first in range(0, PATCHES, BLOCK):
         k = _rows(qkv + WIDTH, first, 3 * WIDTH, e, PATCHES, BLOCK, WHOLE)
         v = _rows(qkv + 2 * WIDTH, first, 3 * WIDTH, e, PATCHES, BLOCK, WHOLE)
         largest, total, answer = _more(q, k, v, scale, first + n < PATCHES, largest, total, answer, WHOLE)
@@ -87,7 +87,7 @@ def _attend(qkv, out, lse, scale, PATCHES: tl.constexpr, HEADS: tl.constexpr, E:
         q0 = _first_row(qkv, e, FEW)
         largest0, total0 = tl.sum(q0.to(tl.float32) * k0[None, :], 1) * scale, tl.full([FEW], 1.0, tl.float32)
         answer0 = tl.zeros([FEW, E], tl.float32) + v0[None, :]
-        for first in range(0, KEYS, BLOCK):
+        for first in range(0, PATCHES, BLOCK):
             k = _rows(qkv + WIDTH, first, 3 * WIDTH, e, PATCHES, BLOCK, WHOLE)
             v = _rows(qkv + 2 * WIDTH, first, 3 * WIDTH, e, PATCHES, BLOCK, WHOLE)
             largest0, total0, answer0 = _more(
@@ -100,8 +100,8 @@ def _attend(qkv, out, lse, scale, PATCHES: tl.constexpr, HEADS: tl.constexpr, E:
 
 @triton.jit
 def _attend_backward_queries(qkv, out, lse, grad, dqkv, deltas, sums, scale, PATCHES: tl.constexpr,
-                             HEADS: tl.constexpr, E: tl.constexpr, KEYS: tl.constexpr, ROWS: tl.constexpr,
-                             BLOCK: tl.constexpr, FEW: tl.constexpr, ONLY_CLS: tl.constexpr):  # fmt: skip
+                             HEADS: tl.constexpr, E: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
+                             FEW: tl.constexpr, ONLY_CLS: tl.constexpr):  # fmt: skip
     """dq of the patches of one frame and head, dk and dv of the CLS token, and Σ grad·out of every query, which
     goes to ``deltas`` (frames · HEADS, 1 + PATCHES).
 
@@ -110,7 +110,7 @@ def _attend_backward_queries(qkv, out, lse, grad, dqkv, deltas, sums, scale, PAT
     """
     which = tl.program_id(0)
     WIDTH: tl.constexpr = HEADS * E
-    WHOLE: tl.constexpr = KEYS == PATCHES
+    WHOLE: tl.constexpr = PATCHES % ROWS == 0 and PATCHES % BLOCK == 0
     three, one, line = _offsets(which, PATCHES, HEADS, E)
     qkv, dqkv, out, grad, lse, deltas = qkv + three, dqkv + three, out + one, grad + one, lse + line, deltas + line
     low = dqkv.dtype.element_ty
@@ -119,7 +119,7 @@ def _attend_backward_queries(qkv, out, lse, grad, dqkv, deltas, sums, scale, PAT
     k0, v0 = _first_row(qkv + WIDTH, e, FEW), _first_row(qkv + 2 * WIDTH, e, FEW)
     dk0, dv0 = tl.zeros([E, FEW], tl.float32), tl.zeros([E, FEW], tl.float32)
     dq_sum = tl.zeros([E], tl.float32)
-    for start in range(0, KEYS, ROWS):
+    for start in range(0, PATCHES, ROWS):
         r = start + n
         dq = tl.zeros([ROWS, E], tl.float32)
         if not ONLY_CLS:
@@ -135,7 +135,7 @@ def _attend_backward_queries(qkv, out, lse, grad, dqkv, deltas, sums, scale, PAT
             dk0 = tl.dot(tl.trans(q), ds0, dk0)
             dv0 = tl.dot(tl.trans(g), p0.to(low), dv0)
             dq = tl.dot(ds0, k0)
-            for first in range(0, KEYS, BLOCK):
+            for first in range(0, PATCHES, BLOCK):
                 k = _rows(qkv + WIDTH, first, 3 * WIDTH, e, PATCHES, BLOCK, WHOLE)
                 v = _rows(qkv + 2 * WIDTH, first, 3 * WIDTH, e, PATCHES, BLOCK, WHOLE)
                 p = tl.exp2(tl.dot(q, tl.trans(k)) * scale2 - row_lse[:, None])  # (ROWS, BLOCK)
@@ -191,7 +191,7 @@ def _attend_backward_keys(qkv, lse, grad, dqkv, deltas, sums, scale, PATCHES: tl
     delta0 = tl.load(deltas + few * 0, mask=few == 0, other=0.0)
     dk, dv, ds0 = _gradients(k, v, q0, g0, lse0, delta0, scale2, there, dk, dv, WHOLE)
     dq0 = tl.sum(tl.dot(tl.trans(k), ds0), 1)
-    for first in range(0, 0 if ONLY_CLS else KEYS, BLOCK):
+    for first in range(0, 0 if ONLY_CLS else PATCHES, BLOCK):
         r = first + n
         q = _rows(qkv, first, 3 * WIDTH, e, PATCHES, BLOCK, WHOLE)
         g = _rows(grad, first, WIDTH, e, PATCHES, BLOCK, WHOLE)
@@ -216,11 +216,10 @@ def attend(qkv: Tensor, frames: int, heads: int) -> tuple[Tensor, Tensor]:
     rows, width = len(qkv), qkv.shape[1] // 3
     tokens, size = rows // frames, width // heads
     out, lse = qkv.new_empty(rows, width), torch.empty(frames * heads, tokens, device=qkv.device)
-    keys = _keys(tokens)
-    block = min(128, keys)
-    _attend[(frames * heads, triton.cdiv(tokens - 1, block))](
+    at_once = _rows_at_once(tokens - 1)
+    _attend[(frames * heads, triton.cdiv(tokens - 1, at_once))](
         qkv, out, lse, size**-0.5 * LOG2_E,
-        PATCHES=tokens - 1, HEADS=heads, E=size, KEYS=keys, ROWS=block, BLOCK=min(64, keys), FEW=FEWEST,
+        PATCHES=tokens - 1, HEADS=heads, E=size, ROWS=at_once, BLOCK=min(64, at_once), FEW=FEWEST,
         num_warps=4, num_stages=3, maxnreg=168,  # so that three programs share a multiprocessor
     )  # fmt: skip
     return out, lse
@@ -232,20 +231,26 @@ def attend_backward(
     """The gradient of qkv, and sums of its first third over some of the tokens: (frames, heads, 2, e).
     ``only_cls``: the gradient is zero but for the CLS token."""
     tokens, size = lse.shape[1], out.shape[1] // heads
-    keys, dqkv, deltas = _keys(tokens), torch.empty_like(qkv), torch.empty_like(lse)
+    dqkv, deltas = torch.empty_like(qkv), torch.empty_like(lse)
     sums = torch.empty(len(lse) // heads, heads, 2, size, device=qkv.device)
-    shapes = {"PATCHES": tokens - 1, "HEADS": heads, "E": size, "KEYS": keys, "BLOCK": min(32, keys)}
+    at_once, keys = _rows_at_once(tokens - 1), _power_of_two(tokens - 1)
+    shapes = {"PATCHES": tokens - 1, "HEADS": heads, "E": size, "BLOCK": min(32, at_once)}
     options = {"FEW": FEWEST, "ONLY_CLS": only_cls, "num_stages": 3}
     given = dqkv, deltas, sums, size**-0.5
     _attend_backward_queries[(len(lse),)](
-        qkv, out, lse, grad, *given, **shapes, **options, ROWS=min(128, keys), num_warps=4
+        qkv, out, lse, grad, *given, **shapes, **options, ROWS=at_once, num_warps=4
     )
     _attend_backward_keys[(len(lse),)](
-        qkv, lse, grad, *given, **shapes, **options, num_warps=8 if keys > 128 else 4
+        qkv, lse, grad, *given, **shapes, **options, KEYS=keys, num_warps=8 if keys > 128 else 4
     )
     return dqkv, sums
 
 
-def _keys(tokens: int) -> int:
-    """Patches, filled up to a power of two."""
-    return int(max(16, triton.next_power_of_2(tokens - 1)))
+def _power_of_two(patches: int) -> int:
+    return int(max(FEWEST, triton.next_power_of_2(patches)))
+
+
+def _rows_at_once(patches: int) -> int:
+    """At most 128: all, or 64 where that leaves fewer rows of the last tile empty."""
+    rows = min(128, _power_of_two(patches))
+    return min((rows, 64), key=lambda r: triton.cdiv(patches, r) * r) if rows > 64 else rows
