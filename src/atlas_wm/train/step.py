@@ -84,7 +84,8 @@ def clip_latents(model: nn.Module, batch: Batch, mixed: bool) -> ClipLatents:
     """What the model makes of a batch, in float32. ``mixed``: computed in bf16 where autocast allows it."""
     with torch.autocast(batch.frames.device.type, torch.bfloat16, enabled=mixed):
         clips = model(batch.frames, batch.actions)
-    return ClipLatents._make(None if t is None else t.float() for t in clips)
+    each = [None if t is None else t.float() for t in clips]  # torch 2.11 cannot compile a generator here
+    return ClipLatents(*each)  # type: ignore[arg-type]
 
 
 def average_later(parameters: Iterable[nn.Parameter]) -> None:
