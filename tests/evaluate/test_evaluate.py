@@ -10,7 +10,7 @@ from atlas_wm.data.clips import held_out_episodes
 from atlas_wm.data.dataset import EpisodeData
 from atlas_wm.errors import UserError
 from atlas_wm.evaluate.env_batch import EnvBatch
-from atlas_wm.evaluate.evaluate import evaluate
+from atlas_wm.evaluate.evaluate import _rows_to_film, evaluate
 from atlas_wm.evaluate.protocol import draw_starts
 from atlas_wm.evaluate.rollout import run_episodes
 from atlas_wm.evaluate.worker import Job, Setup, Worker
@@ -89,6 +89,16 @@ def test_films_begin_at_the_start_and_end_with_the_goal(worker, data, task):
     assert list(films) == [rows[0]]
     drawn = task.draw(data.states[[rows[0], rows[0] + 25]], 224).permute(0, 2, 3, 1).numpy()
     assert np.array_equal(films[rows[0]][0], drawn[0]) and np.array_equal(films[rows[0]][-1], drawn[1])
+
+
+def test_films_show_episodes_that_are_not_solved_at_the_start(data, task):
+    protocol = Protocol(6, 10, 40, (1,))
+    rows = draw_starts(data, protocol, 1).tolist()
+    solved = {row for row in rows if task.solved(*data.states[[row, row + 6]])}
+    assert 0 < len(solved) < len(rows)
+    filmed = _rows_to_film(data, protocol, rows, 4)
+    assert len(filmed) == 4 and solved.isdisjoint(filmed)
+    assert len(_rows_to_film(data, protocol, sorted(solved), 2)) == min(2, len(solved))  # rather than none
 
 
 @pytest.mark.slow

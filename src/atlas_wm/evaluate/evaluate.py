@@ -309,7 +309,9 @@ def _summary(policy: PolicyName, protocol: Protocol, draws: Draws, results: Sequ
 
 
 def _rows_to_film(data: EpisodeData, protocol: Protocol, rows: list[int], count: int) -> tuple[int, ...]:
-    """``count`` starts, from the one farthest from its goal to the median one."""
+    """``count`` starts that are not solved, from the one farthest from its goal to the median one."""
+    unsolved = [row for row in rows if not data.task.solved(data.states[row], data.states[row + protocol.offset])]
+    rows = unsolved or rows
     nearness = [-data.task.distance(data.states[row], data.states[row + protocol.offset]) for row in rows]
     ranks = np.linspace(0, len(rows) // 2, min(count, len(rows))).round().astype(int)
     return tuple(rows[i] for i in np.argsort(nearness, kind="stable")[ranks])
