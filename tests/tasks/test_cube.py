@@ -245,6 +245,9 @@ def test_rows_look_like_their_stored_frames(needs_renderer, env, episode, states
         assert frame.shape == (224, 224, 3) and frame.std() > 10
         TASK.reset(env, states[row], states[-1])
         assert np.abs(env.render() - frame).max() <= 2  # rounding of positions; an outline off by a step is 100
+    coarse = TASK.with_demonstrator(["shadow_size=256"]).make_env()
+    TASK.reset(coarse, states[ROWS[-1]], states[-1])
+    assert 0 < (np.abs(coarse.render() - frame) > 8).any(axis=-1).mean() < 0.05  # edges of shadows
     with_this_goal = env.render()
     TASK.reset(env, states[ROWS[-1]], states[0])
     assert np.array_equal(with_this_goal, env.render())  # the target is not in the image
