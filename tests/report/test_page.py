@@ -260,8 +260,10 @@ def test_a_varied_evaluation_stands_beside_the_plain_one(tmp_path):
     varied = {**plain, "variation": {"door.position": [150.0]}, "novel_plans": plain["model"]["plans"]}
     varied["model"] = {**plain["model"], "success_mean": 12.5}
     (run / "evaluation/varied.json").write_text(json.dumps(varied))
-    section = Page(write_report([run], tmp_path / "page")).sections["success"]
-    assert "budget 75, all episodes, vary door.position=150" in section
+    page = Page(write_report([run], tmp_path / "page"))
+    assert "budget 75, all episodes, vary door.position=150" in page.sections["success"]
+    assert "door.position=150 · success" in page.sections["variations"]
+    assert (tmp_path / "page/figures/variations.png").exists()
     (row,) = csv.DictReader((tmp_path / "page/tables/variations.csv").open())
     assert (row["success_percent"], row["novel_plans_percent"]) == ("12.5", "100.0")
     assert float(row["success_plain_percent"]) == plain["model"]["success_mean"]

@@ -80,6 +80,14 @@ DECOMPOSITION = Caption(
     "Shorter is better. The longest part shows where the model can improve most.",
     "The paper reads it as a structural decomposition, not as a prediction of planning success.",
 )
+VARIATIONS = Caption(
+    "The same episodes in changed environments, goal images included; plain is the environment of training. The "
+    "image is the first frame of one episode. Coloured bars: episodes that reached the goal. Grey bars: plans with "
+    "a novelty above the 99th percentile.",
+    "A variation with a short coloured bar and a long grey one fails, and its plans say so. Two short bars are the "
+    "dangerous case: failures without a warning. Two long bars: the plans work in a scene that was never tested. "
+    "Lines are 95 % Wilson intervals over episodes; with several runs, the lowest and the highest.",
+)
 CASES = Caption(
     "Each row shows one method on the same start and goal: frames from the environment, with the step above "
     "each, and the goal image at the right.",

@@ -26,7 +26,9 @@ from atlas_wm.runs.results import EvaluationResult
 
 MOST_EPISODES = 6
 MOST_FRAMES, MOST_PIXELS = 20, 4096  # frames per strip, pixels per side of a frame
+MOST_BYTES = 2**28  # of a film
 INCHES_PER_FRAME = 0.98
+DAMAGED = (OSError, ValueError, LookupError, EOFError, BadZipFile, zlib.error)  # what reading films raises
 
 
 @dataclass(frozen=True)
@@ -151,7 +153,27 @@ def read_films(file: Path) -> dict[int, np.ndarray]:
     try:
         with np.load(path) as stored:
             return {row: stored[name] for row, name in zip(film_rows(stored.files), stored.files, strict=True)}
-    except (OSError, ValueError, EOFError, BadZipFile, zlib.error) as error:
+    except DAMAGED as error:
+        raise UserError(f"{path} is damaged ({reason(error)}): delete it and run `atlas eval` again") from error
+
+
+def first_frame(file: Path) -> np.ndarray | None:
+    """The first frame of the first film of an evaluation: (H, W, 3) uint8. None without films."""
+    path = films_path(file)
+    if not path.exists():
+        return None
+    try:
+        with np.load(path) as stored:
+            if not stored.files:
+                return None
+            size = stored.zip.getinfo(f"{stored.files[0]}.npy").file_size
+            if size > MOST_BYTES:  # checked before reading: a small file may hold a giant film
+                raise ValueError(f"a film of {size:,} bytes")
+            frame = stored[stored.files[0]][0]
+            if frame.ndim != 3 or frame.shape[2] != 3 or frame.dtype != np.uint8:
+                raise ValueError(f"a frame of shape {frame.shape} and type {frame.dtype}")
+            return frame
+    except DAMAGED as error:
         raise UserError(f"{path} is damaged ({reason(error)}): delete it and run `atlas eval` again") from error
 
 

@@ -23,6 +23,7 @@ from atlas_wm.report.state import state_section
 from atlas_wm.report.style import Figure, themed
 from atlas_wm.report.success import ablation_section, headlines, main_section
 from atlas_wm.report.training import settings_section, training_section
+from atlas_wm.report.variations import variations_section
 from atlas_wm.runs.files import writing
 from atlas_wm.runs.folder import writable_folder
 
@@ -31,6 +32,7 @@ GENERATOR = '<meta name="generator" content="atlas-wm">'
 ERRORS = (LookupError, TypeError, ValueError, AttributeError, OSError, ArithmeticError, RuntimeError)
 SECTIONS: list[Callable[[Study], Section]] = [
     main_section,
+    variations_section,
     ablation_section,
     probe_section,
     state_section,
@@ -60,7 +62,7 @@ def write_report(runs: Sequence[str | Path], out: str | Path | None = None) -> P
         writable_folder(folders[0], folder.name)
     with writing(folder):
         _clear(folder, files.values())
-    sections = [_finish(build, study, files) for build in SECTIONS]
+    sections = [section for build in SECTIONS if (section := _finish(build, study, files))["blocks"]]
     page = folder / "index.html"
     page.write_text(
         _template().render(

@@ -23,6 +23,7 @@ OTHER_COLOURS = ["#8a63d2", "#44aa99", "#a6761d", "#c0506a"]  # for the user's o
 TERM_COLOURS = {"prediction": "#77aadd", "relational": "#eedd88", "scale": "#ffaabb"}
 TERM_TEXT = "#111111"  # on these colours, in both themes
 GOOD, BAD = "#1a8f5f", "#d0433b"
+FLAGGED = "#9aa0a6"  # plans that novelty flags
 NOVELTY = LinearSegmentedColormap.from_list("novelty", ["#2c7fb8", "#9aa0a6", "#d95f02"])
 
 # Colours that follow the theme of the page: in inline figures they become CSS variables.

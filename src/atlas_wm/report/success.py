@@ -17,7 +17,6 @@ from atlas_wm.report.style import ALPHAS, MUTED, Bar, Estimate, Figure, Panel, b
 from atlas_wm.report.table import (
     HALVES,
     ceiling_line,
-    plain_counterpart,
     rate,
     references,
     share_of_oracle,
@@ -46,7 +45,8 @@ def main_section(study: Study) -> Section:
         for condition in _conditions(study, task):
             policies = _policies(study.of_task(task), condition)
             title = per_task(condition_text(study, task, condition), task, study)
-            panels.append(Panel(title, partial(_draw, policies=policies), bars_height(2 * len(policies)) + 0.3))
+            if not _evaluated(study, task, condition)[0][1].variation:  # those have a figure of their own
+                panels.append(Panel(title, partial(_draw, policies=policies), bars_height(2 * len(policies)) + 0.3))
             shares = _shares(study.of_task(task), condition)
             where = condition_text(study, task, condition)
             records = [success_row(label, where, r, shares.get(label, ())) for label, _, _, r in policies]
@@ -68,7 +68,8 @@ def main_section(study: Study) -> Section:
         section.blocks += [
             Figure("success", "Success on the ID and OOD halves", panels, captions.success(study.task_names), 3)
         ]
-        section.blocks += [_table(rows, data, best), *_variations(study)]
+    if rows:
+        section.blocks += [_table(rows, data, best)]
     return section
 
 
@@ -136,10 +137,13 @@ def _suffix(run: Run, result: EvaluationResult) -> str:
 
 
 def condition_text(study: Study, task: str, condition: str) -> str:
-    found = _evaluated(study, task, condition)
-    protocol = found[0][1].protocol
-    suffix = max((_suffix(run, result) for run, result in found), key=len)
-    return f"offset {protocol.offset}, budget {protocol.budget}, {PARTS[protocol.part]}{suffix}"
+    return max((evaluated_as(run, result) for run, result in _evaluated(study, task, condition)), key=len)
+
+
+def evaluated_as(run: Run, result: EvaluationResult) -> str:
+    protocol = result.protocol
+    where = f"offset {protocol.offset}, budget {protocol.budget}, {PARTS[protocol.part]}"
+    return where + _suffix(run, result)
 
 
 def _cells(record: dict[str, Any]) -> list[str]:
@@ -177,37 +181,6 @@ def _table(rows: list[list[str]], data: list[dict[str, Any]], best: set[tuple[in
         "unless the condition says otherwise." + OF_ORACLE * compared,
         best=best,
     ).without_constant("Task", "± over")
-
-
-def _variations(study: Study) -> list[Table]:
-    """Each evaluation in a varied environment beside the plain one of the same episodes; no table without one."""
-    data = []
-    for run in study.runs:
-        results = [one.result for one in run.evaluations.values()]
-        for result in results:
-            if result.variation:
-                plain = plain_counterpart(result, results)
-                data.append({"run": run.name, "variation": result.variation_text, "offset": result.protocol.offset,
-                             "success_plain_percent": plain and plain.model.success_mean,
-                             "success_percent": result.model.success_mean,
-                             "novel_plans_plain_percent": plain and plain.novel_share,
-                             "novel_plans_percent": result.novel_share})  # fmt: skip
-    header = ["Run", "Variation", "Offset", "Success, plain, %", "Success, varied, %"]
-    header += ["Novel plans, plain, %", "Novel plans, varied, %"]
-    note = (
-        "Varied: the same episodes in an environment with the given values, goal images included. Novel plans: "
-        "those whose current frame, goal or imagined end has a novelty above the 99th percentile."
-    )
-    rows = [[_cell(value) for value in record.values()] for record in data]
-    return (
-        [Table("variations", "Success and novelty in varied environments", header, rows, data, note)]
-        if data
-        else []
-    )
-
-
-def _cell(value: Any) -> str:
-    return "–" if value is None else f"{value:.1f}" if isinstance(value, float) else str(value)
 
 
 def _notices(study: Study) -> list[Notice]:
