@@ -8,7 +8,8 @@ from known import KnownRun, collapsed, identity, skewed
 from sklearn.metrics import roc_auc_score
 
 from atlas_wm.diagnose.bootstrap import resamples
-from atlas_wm.diagnose.probe import auroc, probe, resampled_aurocs
+from atlas_wm.diagnose.probe import probe, resampled_aurocs
+from atlas_wm.evaluate.statistics import auroc
 from atlas_wm.runs.results import EpisodeResult
 from made_up_results import episode
 

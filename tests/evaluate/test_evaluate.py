@@ -14,6 +14,7 @@ from atlas_wm.evaluate.evaluate import _rows_to_film, evaluate
 from atlas_wm.evaluate.protocol import draw_starts
 from atlas_wm.evaluate.rollout import run_episodes
 from atlas_wm.evaluate.worker import Job, Setup, Worker
+from atlas_wm.rng import make_rng
 from atlas_wm.runs.films import films_path
 from atlas_wm.runs.folder import read_run
 from atlas_wm.runs.results import EvaluationResult, Protocol
@@ -56,6 +57,18 @@ def test_an_episodes_record_does_not_depend_on_its_company(worker, data):
     alone = [worker.run(Job("model", protocol, 1, (row,))).records[0] for row in reversed(rows)]
     assert together == alone[::-1]
     assert {r.plans for r in together} > {1}  # some had to plan again
+
+
+def test_a_record_has_the_remaining_distance_of_the_first_plan(worker, data):
+    protocol = Protocol(25, 30, 6, (1,))
+    rows = tuple(draw_starts(data, protocol, 1).tolist())
+    again = [r for r in worker.run(Job("model", protocol, 1, rows)).records if r.plans > 1]
+    assert again
+    for record in again:
+        frame, goal = data.frames_of(np.array([record.row, record.row + 25])).split(1)
+        (plan,) = worker.planner.plan_batch(frame, goal, [make_rng(1, record.row, 0)])
+        assert record.remaining == plan.remaining
+    assert {r.remaining for r in worker.run(Job("random", protocol, 1, rows)).records} == {None}
 
 
 def test_success_is_the_environments_and_the_budget_holds(worker, data, task):

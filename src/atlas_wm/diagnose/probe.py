@@ -11,6 +11,7 @@ from torch import Tensor
 
 from atlas_wm.diagnose.bootstrap import interval, resamples
 from atlas_wm.diagnose.frozen_run import FrozenRun
+from atlas_wm.evaluate.statistics import auroc
 from atlas_wm.models.geometry import knn_novelty
 from atlas_wm.runs.results import EpisodeResult
 
@@ -45,18 +46,6 @@ def probe(run: FrozenRun, episodes: Sequence[EpisodeResult]) -> dict[str, Any]:
     if failed.all() or not failed.any():
         result["note"] = "all episodes had the same outcome, so the AUROC is undefined"
     return result
-
-
-def auroc(scores: np.ndarray, failed: np.ndarray) -> float | None:
-    """The chance that a failed episode scores higher than a successful one; ties count half.
-
-    None if there are no failures, no successes, or a score that is not finite.
-    """
-    from sklearn.metrics import roc_auc_score
-
-    if failed.all() or not failed.any() or not np.isfinite(scores).all():
-        return None
-    return float(roc_auc_score(failed, scores))
 
 
 def resampled_aurocs(scores: np.ndarray, failed: np.ndarray) -> np.ndarray:

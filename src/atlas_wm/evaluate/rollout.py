@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
+from math import isfinite
 from typing import Any
 
 import numpy as np
@@ -24,11 +25,14 @@ class Episode:
     observed: Any = None  # the current frame, (3, S, S) uint8, or state, if the policy needs it
     goal: Any = None  # the same of the goal
     plans: int = 0
+    remaining: float | None = None  # Plan.remaining of the first
     rest: np.ndarray | None = None  # actions of the last plan that were not executed
     ending: EpisodeEnd | None = None
 
 
-def record_of(data: EpisodeData, row: int, offset: int, ending: EpisodeEnd, plans: int) -> EpisodeRecord:
+def record_of(
+    data: EpisodeData, row: int, offset: int, ending: EpisodeEnd, plans: int, remaining: float | None = None
+) -> EpisodeRecord:
     """The record of the episode that started in a row of the dataset."""
     (episode,), (start,) = data.locate(np.array([row]))
     return EpisodeRecord(
@@ -42,6 +46,7 @@ def record_of(data: EpisodeData, row: int, offset: int, ending: EpisodeEnd, plan
         last_states=ending.last_states.tolist(),
         plans=plans,
         error=ending.error,
+        remaining=remaining,
     )
 
 
@@ -59,6 +64,8 @@ def planning_policy(
         plans = planner.plan_batch(frames, goals, rngs, [e.rest for e in episodes])
         for episode, plan in zip(episodes, plans, strict=True):
             episode.rest = plan.rest
+            if episode.plans == 0 and isfinite(plan.remaining):
+                episode.remaining = plan.remaining
             on_novelty(plan.novelty)
         return [plan.actions for plan in plans]
 
@@ -143,7 +150,7 @@ def run_episodes(
             records += alone
             films_by_row |= film
             continue
-        records.append(record_of(data, e.row, offset, e.ending, e.plans))
+        records.append(record_of(data, e.row, offset, e.ending, e.plans, e.remaining))
         if e.ending.film is not None:
             films_by_row[e.row] = e.ending.film
     return records, films_by_row

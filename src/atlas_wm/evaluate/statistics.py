@@ -8,6 +8,7 @@ import numpy as np
 
 from atlas_wm.runs.results import EpisodeRecord, EpisodeResult, PolicyResult
 
+FEWEST = 10  # failures, and successes, of an AUROC that an evaluation reports
 Episodes = dict[str, list[EpisodeResult]]  # by evaluation seed
 
 
@@ -48,6 +49,31 @@ def summarise(
         episodes=by_seed,
         **planning,
     )
+
+
+def remaining_auroc(result: PolicyResult) -> float | None:
+    """How well the remaining distance of the first plan predicts failure, over episodes not solved at the start.
+
+    None with fewer than 10 failures or 10 successes, or where it was not recorded.
+    """
+    episodes = [
+        e for mine in result.episodes.values() for e in mine if not e.solved_at_start and e.remaining is not None
+    ]
+    failed = np.array([not e.success for e in episodes], bool)
+    if min(failed.sum(), (~failed).sum()) < FEWEST:
+        return None
+    return auroc(np.array([e.remaining for e in episodes]), failed)
+
+
+def auroc(scores: np.ndarray, failed: np.ndarray) -> float | None:
+    """The chance that a failed episode scores higher than a successful one; ties count half.
+
+    None if there are no failures, no successes, or a score that is not finite.
+    """
+    if failed.all() or not failed.any() or not np.isfinite(scores).all():
+        return None
+    bad, good = scores[failed][:, None], scores[~failed]
+    return float(((bad > good) + 0.5 * (bad == good)).mean())
 
 
 def _over_seeds(name: str, by_seed: Episodes, counts: Callable[[EpisodeResult], bool]) -> dict[str, Any]:

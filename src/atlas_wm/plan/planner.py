@@ -73,6 +73,7 @@ class Plan(NamedTuple):
     start_cost: float  # WorldModel.distance from the goal before the first action
     latents: np.ndarray  # (horizon, …) imagined latents after each action chunk
     novelty: Novelty | LatentNovelty | None  # None where the run has no bank; of older runs only the latents'
+    remaining: float  # share of start_cost at the end; with a cost that reads all steps, at the nearest step
     rest: np.ndarray  # (horizon − execute, frameskip·A) the standardised chunks after those, for the next plan
 
 
@@ -174,14 +175,18 @@ class Planner:
             found = self._search_captured(frames, goals, rngs, start)
         z, z_goal, mean, latents = found or self._search(frames, goals, rngs, start)
         costs = plan_costs(self.cost, model, z, mean, latents, z_goal).tolist()
-        start_costs = model.distance(z, z_goal).tolist()
+        start_costs = model.distance(z, z_goal)
+        distances = model.distance(latents, z_goal[:, None])  # (B, H)
+        ends = distances[:, -1] if self.cost.ends_only else distances.amin(dim=1)
+        remaining = (ends / start_costs.clamp_min(1e-12)).tolist()
         standardised = mean[:, :execute].unflatten(-1, (-1, model.action_size)).flatten(1, 2)
         raw = model.normalizer.invert(standardised.cpu())
         if self.config.clip_actions:  # again, to the bounds themselves: inverting rounds
             raw = model.normalizer.clip(raw)
         novelty = self._novelty((z, z_goal, latents[:, -1]), (frames, goals))
         actions, imagined, rests = raw.numpy(), latents.cpu().numpy(), mean[:, execute:].cpu().numpy()
-        return [Plan(*parts) for parts in zip(actions, costs, start_costs, imagined, novelty, rests, strict=True)]
+        parts = (actions, costs, start_costs.tolist(), imagined, novelty, remaining, rests)
+        return [Plan(*part) for part in zip(*parts, strict=True)]
 
     def _search(self, frames: Tensor, goals: Tensor, rngs: Sequence[torch.Generator], start: Tensor) -> Found:
         model = self.model

@@ -94,6 +94,13 @@ def beside_plain(report: EvaluationResult, others: Sequence[EvaluationResult]) -
     return f"vary {report.variation_text}: {text(report)}; {before}"
 
 
+def remaining_line(report: EvaluationResult) -> str:
+    """How well the remaining distance predicts failure; empty if that was not measured."""
+    if report.remaining_auroc is None:
+        return ""
+    return f"remaining distance of the first plan predicts failure with AUROC {report.remaining_auroc:.2f}"
+
+
 def rate(results: Sequence[PolicyResult], half: Half = "") -> tuple[float | None, float | None]:
     """Mean and standard deviation of success in percent, of all episodes or of a half: over runs, or over seeds."""
     several = [r.rates(half).mean for r in results]

@@ -159,16 +159,20 @@ def _table(study: Study) -> Table:
                              "success_plain_percent": plain and plain.model.success_mean,
                              "success_percent": result.model.success_mean,
                              "novel_plans_plain_percent": plain and plain.novel_share,
-                             "novel_plans_percent": result.novel_share})  # fmt: skip
+                             "novel_plans_percent": result.novel_share,
+                             "remaining_auroc": result.remaining_auroc})  # fmt: skip
     header = ["Run", "Variation", "Offset", "Success, plain, %", "Success, varied, %"]
-    header += ["Novel plans, plain, %", "Novel plans, varied, %"]
+    header += ["Novel plans, plain, %", "Novel plans, varied, %", "AUROC of remaining"]
     note = (
         "Varied: the same episodes in an environment with the given values, goal images included. Novel plans: "
-        "those whose current frame, goal or imagined end has a novelty above the 99th percentile."
+        "those whose current frame, goal or imagined end has a novelty above the 99th percentile. "
+        "AUROC: of the first plan's remaining distance for failure, varied; – with fewer than 10 failures or "
+        "successes."
     )
-    rows = [[_cell(value) for value in record.values()] for record in data]
+    rows = [[_cell(name, value) for name, value in record.items()] for record in data]
     return Table("variations", "Success and novelty in varied environments", header, rows, data, note)
 
 
-def _cell(value: Any) -> str:
-    return "–" if value is None else f"{value:.1f}" if isinstance(value, float) else str(value)
+def _cell(name: str, value: Any) -> str:
+    digits = 2 if name == "remaining_auroc" else 1
+    return "–" if value is None else f"{value:.{digits}f}" if isinstance(value, float) else str(value)

@@ -73,6 +73,7 @@ class EpisodeRecord:
     last_states: list[list[float]]  # after the last steps, the latest last; none after an error
     plans: int  # 0 for a policy that does not plan
     error: str | None  # what the environment raised, or how its process ended; such an episode failed
+    remaining: float | None = field(default=None, kw_only=True)  # Plan.remaining of the first; None: not recorded
 
     def __post_init__(self) -> None:
         within("", self, 0, MOST_COUNT, "row", "episode", "start", "steps", "plans")
@@ -189,6 +190,7 @@ class EvaluationResult:
     weights: str | None = None  # of the run: best, step-2000; None: the final ones
     variation: dict[str, tuple[float, ...]] = field(default_factory=dict)  # of the environment; empty: its defaults
     novel_plans: int | None = None  # the model's plans that novelty flags; None: not measured
+    remaining_auroc: float | None = None  # with which it predicts failure; None: too few failures or successes
     format: int = FORMAT
 
     def __post_init__(self) -> None:
