@@ -5,6 +5,7 @@ from dataclasses import asdict
 from typing import Any
 
 import numpy as np
+from scipy.stats import mannwhitneyu
 
 from atlas_wm.runs.results import EpisodeRecord, EpisodeResult, PolicyResult
 
@@ -72,8 +73,8 @@ def auroc(scores: np.ndarray, failed: np.ndarray) -> float | None:
     """
     if failed.all() or not failed.any() or not np.isfinite(scores).all():
         return None
-    bad, good = scores[failed][:, None], scores[~failed]
-    return float(((bad > good) + 0.5 * (bad == good)).mean())
+    bad, good = scores[failed], scores[~failed]
+    return float(mannwhitneyu(bad, good).statistic / (bad.size * good.size))
 
 
 def _over_seeds(name: str, by_seed: Episodes, counts: Callable[[EpisodeResult], bool]) -> dict[str, Any]:
