@@ -32,9 +32,7 @@ def test_tuned_runs_survive_json(task, method):
 def test_a_recipe_that_does_not_exist_is_refused():
     with pytest.raises(UserError, match="unknown recipe 'smal'"):
         recipe_config("smal", "atlas", "pusht")
-    with pytest.raises(
-        UserError, match="no --recipe tuned for lewm on pusht, only for atlas on tworoom"
-    ):
+    with pytest.raises(UserError, match="no --recipe tuned for lewm on pusht, only for atlas on tworoom"):
         recipe_config("tuned", "lewm", "pusht")
     with pytest.raises(UserError, match="name it first"):
         recipe_config("tuned", "atlas", None)

@@ -29,6 +29,7 @@ ALLOWED = {
     "plan": BASICS | {"kernels", "models", "runs"},
     "evaluate": BASICS | {"parallel", "runs", "models", "tasks", "data", "plan"},
     "diagnose": BASICS | {"parallel", "losses", "runs", "models", "tasks", "data", "plan", "evaluate"},
+    "study": BASICS | {"methods", "recipes", "runs"},
     "report": {"errors", "runs", "task_table", "diagnose"},  # of diagnose only the catalog
 }
 

@@ -21,6 +21,7 @@ from atlas_wm.cli.evaluate import evaluate
 from atlas_wm.cli.methods import methods
 from atlas_wm.cli.plan import PLAN_FLAGS, plan
 from atlas_wm.cli.report import report
+from atlas_wm.cli.study import study
 from atlas_wm.cli.train import make_train, recipe_defaults
 from atlas_wm.errors import UserError, unknown
 from atlas_wm.plugins import import_plugin
@@ -61,6 +62,7 @@ COMMANDS: dict[str, Callable[..., None]] = {
     "plan": plan,
     "diagnose": diagnose,
     "report": report,
+    "study": study,
     "bank": bank,
     "import": import_checkpoint,
     "export": export_checkpoint,

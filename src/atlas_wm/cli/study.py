@@ -1,0 +1,232 @@
+"""``atlas study``"""
+
+import csv
+import os
+import time
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+from rich.console import Console
+from rich.live import Live
+from rich.table import Table
+
+from atlas_wm.cli.arguments import by_default
+from atlas_wm.errors import UserError
+
+if TYPE_CHECKING:
+    from atlas_wm.study.records import Records
+    from atlas_wm.study.schedule import Launcher, Progress
+    from atlas_wm.study.study import Study
+
+STYLES = {"done": "green", "running": "bold cyan", "failed": "bold red", "blocked": "red", "waiting": "dim"}
+MOST_ROWS = 40
+Names = tuple[str, ...]
+
+
+def study(
+    study: str,
+    /,
+    out: Annotated[Path | None, by_default("runs/STUDY")] = None,
+    tasks: Annotated[Names | None, by_default("the study's")] = None,
+    methods: Annotated[Names | None, by_default("the study's")] = None,
+    recipes: Annotated[Names | None, by_default("the study's")] = None,
+    seeds: Annotated[int | None, by_default("the study's", "INT")] = None,
+    dry_run: bool = False,
+    per_gpu: int = 1,
+    slurm: Annotated[str | None, by_default("run on this machine", "NAME=VALUE,...")] = None,
+) -> None:
+    """Collect, train, evaluate, diagnose and report every task × method × recipe × training seed of a study.
+
+    A study is demo, ablation, paper, or a TOML file (docs/guides/study.md). Each unit of it is a command that you
+    could type. Finished units are not run again: call it again after an interruption or a change, and only what is
+    missing or depends on the change runs. A failed unit is tried once more, from its checkpoint; the others go on.
+
+        atlas study ablation --tasks tworoom --seeds 3 --dry-run
+        atlas study ablation --tasks tworoom --seeds 3
+        atlas study my-study.toml --slurm partition=gpu,gpus_per_node=1,cpus_per_task=16
+
+    Args:
+        study: Its name, or a TOML file.
+        out: Folder for datasets, runs, logs (OUT/units) and the report (OUT/report).
+        tasks: Only these tasks.
+        methods: Only these methods.
+        recipes: Only these recipes.
+        seeds: Number of training seeds.
+        dry_run: Print the commands, why they run, and estimates of time and disk; run nothing.
+        per_gpu: Runs at once on each GPU; small models do not fill one. Without a GPU, runs at once.
+        slurm: Run each unit as a SLURM job (needs `pip install "atlas-wm[slurm]"`). Options: partition, account,
+            qos, time (minutes), gpus_per_node, cpus_per_task, mem, constraint.
+    """
+    from atlas_wm.study.records import Records
+    from atlas_wm.study.schedule import progress_of, run_units
+    from atlas_wm.study.study import changed, read_study
+    from atlas_wm.study.units import units_of
+
+    if per_gpu < 1:
+        raise UserError("--per-gpu must be at least 1")
+    described = changed(read_study(study), tasks=tasks, methods=methods, recipes=recipes, seeds=seeds)
+    out = out or Path("runs") / Path(study).stem
+    records = Records(out)
+    progress = progress_of(units_of(described, out).values(), records)
+    console = Console()
+    if dry_run:
+        print_plan(console, described, progress)
+        return
+    todo = [p for p in progress.values() if p.state != "done"]
+    console.print(f"{len(progress) - len(todo)} of {len(progress)} units are done; logs in {records.folder}")
+    if todo:
+        with Shown(console, progress, records) as shown:
+            run_units(progress, records, make_launcher(records, slurm, per_gpu), shown.update)
+    summarise(console, described, out, progress, records)
+
+
+def make_launcher(records: "Records", slurm: str | None, per_gpu: int) -> "Launcher":
+    if slurm is not None:
+        from atlas_wm.study.slurm import SlurmLauncher
+
+        return SlurmLauncher(records, slurm)
+    from atlas_wm.study.local import LocalLauncher, visible_gpus
+
+    return LocalLauncher(records, len(visible_gpus()), per_gpu)
+
+
+class Shown:
+    """A live table in a terminal; elsewhere a line for every change."""
+
+    def __init__(self, console: Console, progress: "Mapping[str, Progress]", records: "Records"):
+        self.console, self.progress, self.records = console, progress, records
+        self.states = {name: p.state for name, p in progress.items()}
+        self.live = Live(console=console, refresh_per_second=2) if console.is_terminal else None
+
+    def __enter__(self) -> "Shown":
+        if self.live is not None:
+            self.live.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self.live is not None:
+            self.live.update(self.table())
+            self.live.stop()
+
+    def update(self) -> None:
+        for name, p in self.progress.items():
+            if p.state != self.states[name]:
+                self.states[name] = p.state
+                if self.live is None:
+                    self.console.print(f"{p.state:8} {name}{_after(p)}", highlight=False)
+        if self.live is not None:
+            self.live.update(self.table())
+
+    def table(self) -> Table:
+        """What runs or failed first; the rest as far as there is room."""
+        table = Table("unit", "state", "time", "now", title=_counts(self.progress), expand=True)
+        order = {"running": 0, "failed": 1, "blocked": 2, "waiting": 3, "done": 4}
+        rows = sorted(self.progress.values(), key=lambda p: order[p.state])
+        for p in rows[:MOST_ROWS]:
+            seconds = time.monotonic() - p.started if p.state == "running" else p.seconds
+            now = last_line(self.records.log(p.unit)) if p.state in ("running", "failed") else p.why
+            style = STYLES[p.state]
+            table.add_row(p.unit.name, f"[{style}]{p.state}[/]", duration(seconds) if seconds else "", now[:160])
+        if len(rows) > MOST_ROWS:
+            table.add_row(f"and {len(rows) - MOST_ROWS} more", "", "", "")
+        return table
+
+
+def _after(p: "Progress") -> str:
+    if p.state == "running":
+        return f" (attempt {p.attempts})" if p.attempts > 1 else f" ({p.why})" if p.why else ""
+    return f" after {duration(p.seconds)}" if p.state in ("done", "failed") else ""
+
+
+def _counts(progress: "Mapping[str, Progress]") -> str:
+    return ", ".join(f"{n} {state}" for state, n in Counter(p.state for p in progress.values()).items())
+
+
+def last_line(log: Path) -> str:
+    """Of a log file that may be long."""
+    try:
+        with log.open("rb") as file:
+            file.seek(max(0, log.stat().st_size - 4096))
+            lines = file.read().decode(errors="replace").replace("\r", "\n").split("\n")
+    except FileNotFoundError:
+        return ""
+    return next((line.strip() for line in reversed(lines) if line.strip()), "")
+
+
+def duration(seconds: float) -> str:
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours} h {minutes} min" if hours else f"{minutes} min {rest} s" if minutes else f"{rest} s"
+
+
+def print_plan(console: Console, study: "Study", progress: "Mapping[str, Progress]") -> None:
+    from atlas_wm.study.estimate import estimate
+    from atlas_wm.study.local import visible_gpus
+
+    gpus, cores = len(visible_gpus()), os.cpu_count() or 1
+    total, size, unknown_time = 0.0, 0.0, 0
+    for p in progress.values():
+        guess = estimate(p.unit, study, progress.values(), cores, gpus > 0)
+        if p.state == "done":
+            console.print(f"[green]done[/]  {p.unit.name}", highlight=False)
+            continue
+        about = f"about {duration(guess.seconds)}" if guess.seconds is not None else "no estimate"
+        total, size = total + (guess.seconds or 0), size + guess.bytes
+        unknown_time += guess.seconds is None
+        console.print(f"[bold]run[/]   {p.unit.name} ({p.why}; {about})", highlight=False)
+        console.print(f"      [dim]atlas {' '.join(p.unit.command)}[/]", highlight=False, soft_wrap=True)
+    todo = sum(p.state != "done" for p in progress.values())
+    where = f"{gpus} GPU{'s' if gpus > 1 else ''}" if gpus else f"{cores} CPU cores"
+    without = f", {unknown_time} without an estimate" if unknown_time else ""
+    console.print(
+        f"{todo} of {len(progress)} units to run: about {duration(total)} one after the other{without}, "
+        f"{size / 1e9:.1f} GB, on {where}",
+        highlight=False,
+    )
+
+
+def summarise(
+    console: Console, study: "Study", out: Path, progress: "Mapping[str, Progress]", records: "Records"
+) -> None:
+    from atlas_wm.report.table import print_results
+    from atlas_wm.runs.results import read_results
+    from atlas_wm.study.units import run_folders
+
+    rows: list[dict[str, object]] = []
+    for task in study.tasks:
+        for recipe in study.recipes:
+            results = []
+            for run, folder in run_folders(study).items():
+                if (run.task, run.recipe) != (task, recipe) or not (out / folder / "evaluation").exists():
+                    continue
+                mine = [r for r in read_results(out / folder).values() if not r.variation]
+                results += mine
+                cost = {f"{kind}_minutes": _minutes(progress, kind, run) for kind in ("train", "eval")}
+                for r in mine:
+                    rows.append(asdict(run) | {"offset": r.protocol.offset, "budget": r.protocol.budget})
+                    rows[-1] |= {"cost": r.plan.cost, "start": r.plan.start, "success": r.model.success_mean}
+                    rows[-1] |= {"id": r.model.success_id_mean, "ood": r.model.success_ood_mean}
+                    rows[-1] |= {"without_solved": r.model.success_without_solved, **cost}
+            if results:
+                console.print(f"\n[bold]{task}, recipe {recipe}[/]")
+                print_results(results)
+    if rows:
+        with (out / "study.csv").open("w", newline="") as file:
+            writer = csv.DictWriter(file, list(rows[0]))
+            writer.writeheader()
+            writer.writerows(rows)
+        console.print(f"every run: {out / 'study.csv'}", highlight=False)
+    if progress["report"].state == "done":
+        console.print(f"the report: open {progress['report'].unit.makes} in a browser", highlight=False)
+    failed = [p for p in progress.values() if p.state == "failed"]
+    if failed:
+        each = "; ".join(f"{p.unit.name}: {last_line(records.log(p.unit))} ({records.log(p.unit)})" for p in failed)
+        raise UserError(f"{len(failed)} of {len(progress)} units failed twice: {each}. Call it again to retry them")
+
+
+def _minutes(progress: "Mapping[str, Progress]", kind: str, run: object) -> float:
+    seconds = (p.seconds for p in progress.values() if p.unit.kind == kind and p.unit.run == run)
+    return round(sum(seconds) / 60, 2)

@@ -1,0 +1,87 @@
+"""Runs units on this machine: one on each GPU, or several, or one on the CPUs."""
+
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from atlas_wm.study.records import Records
+from atlas_wm.study.schedule import Job
+from atlas_wm.study.units import Unit
+
+STOP_SECONDS = 30  # to write a checkpoint
+
+
+class LocalJob:
+    def __init__(self, process: "subprocess.Popen[bytes]", gpu: int | None):
+        self.process, self.gpu = process, gpu
+
+    def finished(self) -> bool:
+        return self.process.poll() is not None
+
+    def succeeded(self) -> bool:
+        return self.process.returncode == 0
+
+    def stop(self) -> None:
+        self.process.terminate()
+        try:
+            self.process.wait(STOP_SECONDS)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+
+
+class LocalLauncher:
+    """``gpus``: how many there are; each takes ``per_gpu`` units. Without any, ``per_gpu`` units share the CPUs."""
+
+    def __init__(self, records: Records, gpus: int, per_gpu: int):
+        self.records = records
+        self.slots: list[int | None] = [gpu for gpu in range(gpus) for _ in range(per_gpu)] or [None] * per_gpu
+        self.jobs: list[LocalJob] = []
+
+    def _free(self) -> list[int | None]:
+        self.jobs = [job for job in self.jobs if not job.finished()]
+        free = list(self.slots)
+        for job in self.jobs:
+            free.remove(job.gpu)
+        return free
+
+    def room(self) -> int:
+        return len(self._free())
+
+    def start(self, units: Sequence[Unit]) -> list[Job]:
+        started = [LocalJob(self._process(unit, gpu), gpu) for unit, gpu in zip(units, self._free(), strict=False)]
+        self.jobs += started
+        return list(started)
+
+    def _process(self, unit: Unit, gpu: int | None) -> "subprocess.Popen[bytes]":
+        environment = dict(os.environ)
+        if gpu is not None:
+            environment["CUDA_VISIBLE_DEVICES"] = visible_gpus()[gpu]
+        with log_file(self.records.log(unit)).open("ab") as log:
+            return subprocess.Popen(
+                atlas(unit),
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                env=environment,
+            )
+
+
+def atlas(unit: Unit) -> list[str]:
+    return [sys.executable, "-m", "atlas_wm", *unit.command]
+
+
+def log_file(path: Path) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    return path
+
+
+def visible_gpus() -> list[str]:
+    """As CUDA_VISIBLE_DEVICES names them."""
+    named = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if named is not None:
+        return [name for name in named.split(",") if name.strip()]
+    import torch
+
+    return [str(i) for i in range(torch.cuda.device_count())]

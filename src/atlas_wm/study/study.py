@@ -1,0 +1,129 @@
+"""What a study compares: a named one, or a TOML file of your own (docs/guides/study.md)."""
+
+import tomllib
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from atlas_wm.errors import UserError, reason, unknown
+from atlas_wm.methods import get_method
+from atlas_wm.recipes import recipe_config
+from atlas_wm.settings import Options, check_types, from_dict, require
+
+FIRST_SEED = 3072  # of training, as in LeWM
+MOST_RUNS = 10_000
+
+
+@dataclass(frozen=True)
+class Dataset:
+    """Demonstrations of one task, collected unless ``path`` names a dataset that exists."""
+
+    path: str | None = None
+    episodes: int = 2000
+    pixels: bool = True
+    demonstrator: tuple[str, ...] = ()
+    """NAME=VALUE, as `atlas collect --demonstrator` takes them."""
+
+    def __post_init__(self) -> None:
+        check_types("", self)
+        require(self.episodes >= 1, "episodes must be at least 1")
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """One call of `atlas eval` for every run."""
+
+    offset: int = 50
+    budget: int | None = None
+    """Default offset + 25."""
+    episodes: int = 200
+    seeds: tuple[int, ...] = (42, 43, 44, 45, 46)
+    flags: tuple[str, ...] = ()
+    """Others of `atlas eval`, such as ["--cost", "nearest", "--replan-every", "1"]."""
+
+    def __post_init__(self) -> None:
+        check_types("", self)
+
+
+@dataclass(frozen=True)
+class Study:
+    """Every task × method × recipe × training seed is one run; every run has every evaluation."""
+
+    tasks: tuple[str, ...] = ("tworoom",)
+    methods: tuple[str, ...] = ("atlas", "lewm")
+    recipes: tuple[str, ...] = ("paper",)
+    seeds: int = 1
+    """Number of training seeds."""
+    settings: Options = field(default_factory=dict)
+    """Flags of `atlas train` for all runs: {"train.steps": 2000}."""
+    datasets: dict[str, Dataset] = field(default_factory=dict)
+    """By task."""
+    evaluations: tuple[Evaluation, ...] = (Evaluation(25), Evaluation(50))
+    part: str = "heldout"
+    """Evaluate on episodes that training never saw, or on `all`, as the paper does."""
+    diagnostics: tuple[str, ...] = ("all",)
+
+    def __post_init__(self) -> None:
+        check_types("", self)
+        for name in ("tasks", "methods", "recipes"):
+            values = getattr(self, name)
+            require(len(values) > 0, f"{name} must name at least one")
+            require(len(set(values)) == len(values), f"{name} names one twice: {', '.join(values)}")
+        require(self.seeds >= 1, "seeds is the number of training seeds, at least 1")
+        require(self.part in ("heldout", "all"), f"part must be 'heldout' or 'all', not {self.part!r}")
+        count = len(self.tasks) * len(self.methods) * len(self.recipes) * self.seeds
+        require(count <= MOST_RUNS, f"a study has at most {MOST_RUNS:,} runs, not {count:,}")
+        for method in self.methods:
+            get_method(method)
+            for recipe in self.recipes:
+                for task in self.tasks:
+                    recipe_config(recipe, method, task)
+        for task in self.datasets:
+            require(
+                task in self.tasks, f"datasets names {task}, which is none of the tasks {', '.join(self.tasks)}"
+            )
+
+    @property
+    def training_seeds(self) -> range:
+        return range(FIRST_SEED, FIRST_SEED + self.seeds)
+
+    def dataset(self, task: str) -> Dataset:
+        return self.datasets.get(task, DATASETS.get(task, Dataset()))
+
+
+DATASETS = {  # where a study says nothing
+    "tworoom": Dataset(episodes=5000, pixels=False),
+    "pusht": Dataset(episodes=2500, demonstrator=("white_noise=0.4",)),
+    "cube": Dataset(episodes=1000, demonstrator=("targets=many", "action_noise=0.3", "shadow_size=1024")),
+}
+ARMS = ("lewm", "lewm+ood", "wemreg", "atlas")
+STUDIES = {
+    "demo": Study(
+        methods=("lewm", "atlas"),
+        recipes=("demo",),
+        evaluations=(Evaluation(25, 50, 100, (42,)), Evaluation(50, 75, 100, (42,))),
+    ),
+    "ablation": Study(methods=ARMS, recipes=("paper",)),
+    "paper": Study(("tworoom", "pusht", "cube"), (*ARMS, "pldm", "fast-wm"), seeds=3, part="all"),
+}
+
+
+def read_study(name: str) -> Study:
+    """A named study, or a TOML file."""
+    if not name.endswith(".toml"):
+        if name not in STUDIES:
+            raise unknown("study", name, [*STUDIES, "FILE.toml"])
+        return STUDIES[name]
+    try:
+        data: dict[str, Any] = tomllib.loads(Path(name).read_text())
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise UserError(f"{name} cannot be read as TOML: {reason(error)}") from error
+    return from_dict(Study, data, name)
+
+
+def changed(study: Study, **given: Any) -> Study:
+    """The study with the settings that are given; datasets of tasks that are left out go with them."""
+    given = {name: value for name, value in given.items() if value is not None}
+    tasks = given.get("tasks", study.tasks)
+    kept = {task: dataset for task, dataset in study.datasets.items() if task in tasks}
+    return replace(study, **given, datasets=kept)

@@ -1,0 +1,136 @@
+"""A study on a real SLURM of one machine: arrays, a job that is queued again while it trains, the same weights."""
+
+import os
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from atlas_wm.cli.app import main
+from atlas_wm.errors import UserError
+from atlas_wm.study.records import Records
+from atlas_wm.study.slurm import SlurmLauncher
+from atlas_wm.study.study import read_study
+from atlas_wm.study.units import units_of
+
+PROGRAMS = ("slurmctld", "slurmd", "munged", "sbatch")
+CONFIG = """
+ClusterName=test
+SlurmctldHost={host}
+AuthType=auth/munge
+SlurmUser=root
+SlurmdUser=root
+StateSaveLocation={folder}/state
+SlurmdSpoolDir={folder}/spool
+SlurmctldPidFile={folder}/slurmctld.pid
+SlurmdPidFile={folder}/slurmd.pid
+SlurmctldLogFile={folder}/slurmctld.log
+SlurmdLogFile={folder}/slurmd.log
+SlurmctldPort={port}
+SlurmdPort={next_port}
+ProctrackType=proctrack/linuxproc
+TaskPlugin=task/none
+SelectType=select/cons_tres
+SelectTypeParameters=CR_Core
+ReturnToService=2
+MpiDefault=none
+KillWait=3
+NodeName={host} CPUs={cores} State=UNKNOWN
+PartitionName=all Nodes={host} Default=YES State=UP
+"""
+STUDY = """
+methods = ["atlas"]
+recipes = ["demo"]
+seeds = 2
+diagnostics = []
+evaluations = []
+settings = {"train.steps" = 40, "train.batch" = 8, "train.validate-every" = 20, "train.checkpoint-every" = 10}
+[datasets.tworoom]
+episodes = 12
+pixels = false
+"""
+
+
+@pytest.fixture
+def cluster(tmp_path, monkeypatch):
+    """A controller and a node, started for the test and ended after it."""
+    if os.geteuid() != 0 or not all(map(shutil.which, PROGRAMS)):
+        pytest.skip("needs root and Debian's packages slurm-wlm and munge")
+    folder = tmp_path / "slurm"
+    (folder / "spool").mkdir(parents=True)
+    (folder / "state").mkdir()
+    host = subprocess.run(["hostname", "-s"], capture_output=True, text=True, check=True).stdout.strip()
+    port = 20_000 + os.getpid() % 20_000
+    facts = {"folder": folder, "host": host, "cores": os.cpu_count(), "port": port, "next_port": port + 1}
+    (folder / "slurm.conf").write_text(CONFIG.format(**facts))
+    monkeypatch.setenv("SLURM_CONF", str(folder / "slurm.conf"))
+    munged = subprocess.run(["munge", "-n"], capture_output=True).returncode != 0
+    if munged:
+        Path("/run/munge").mkdir(exist_ok=True)
+        shutil.chown("/run/munge", "munge", "munge")
+        subprocess.run(["su", "-s", "/bin/sh", "munge", "-c", "/usr/sbin/munged"], check=True)
+    try:
+        for program in (["slurmctld"], ["slurmd", "-N", host]):
+            subprocess.run(program, check=True, timeout=30)
+        wait_for(lambda: "idle" in slurm("sinfo", "-h", "-o", "%T"), "the node is not idle", 30)
+        yield
+    finally:
+        for name in ("slurmd", "slurmctld"):
+            stop(folder / f"{name}.pid")
+        if munged:
+            stop(Path("/run/munge/munged.pid"))
+
+
+def stop(pid_file: Path) -> None:
+    if pid_file.exists():
+        subprocess.run(["kill", pid_file.read_text().strip()], check=False)
+
+
+def slurm(*command: str) -> str:
+    return subprocess.run(command, capture_output=True, text=True, timeout=30).stdout
+
+
+def wait_for(condition, what: str, seconds: float = 120) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, what
+        time.sleep(0.2)
+
+
+@pytest.mark.slow
+def test_a_job_that_is_killed_and_queued_again_ends_with_the_same_weights(tmp_path, cluster):
+    (tmp_path / "mine.toml").write_text(STUDY)
+    flags = ["--out", str(tmp_path / "there"), "--slurm", "cpus_per_task=1,mem=0"]
+    command = [sys.executable, "-m", "atlas_wm", "study", str(tmp_path / "mine.toml"), *flags]
+    there = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    records = Records(tmp_path / "there").folder / "slurm"
+    partial = tmp_path / "there" / "atlas-3072.partial"
+    wait_for(lambda: any(partial.glob("checkpoints/*")) or there.poll() is not None, "no checkpoint")
+    jobs = slurm("squeue", "-h", "-o", "%i %t").splitlines()
+    running = [line.split()[0] for line in jobs if line.endswith(" R")]
+    assert any("_0" in job for job in running), (jobs, there.poll())  # the trainings are an array
+    job = next(job for job in running if job.endswith("_0"))
+    subprocess.run(["scontrol", "requeue", job], check=True)
+    wait_for(lambda: f"{job} PD" in slurm("squeue", "-h", "-o", "%i %t"), "it is not queued again", 60)
+    subprocess.run(["scontrol", "update", f"JobId={job}", "StartTime=now"], check=True)  # not in two minutes
+    printed, _ = there.communicate(timeout=240)
+    assert there.returncode == 0, printed
+    starts = [text for file in records.glob("*_0_0_log.out") for text in file.read_text().splitlines()]
+    assert sum("Starting" in text for text in starts) > 1, starts
+    study_units = units_of(read_study(str(tmp_path / "mine.toml")), tmp_path / "there")
+    command = list(study_units["train atlas-3072"].command)
+    command[command.index("--out") + 1] = str(tmp_path / "here")
+    main(command)
+    weights = [(tmp_path / run / "model.safetensors").read_bytes() for run in ("here", "there/atlas-3072")]
+    assert weights[0] == weights[1]
+
+
+def test_without_a_cluster_the_error_names_the_remedy(tmp_path, monkeypatch):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(UserError, match="where sbatch is found"):
+        SlurmLauncher(Records(tmp_path), "partition=gpu")
+    with pytest.raises(UserError, match=r"no option of --slurm 'partion'.*partition"):
+        SlurmLauncher(Records(tmp_path), "partion=gpu")

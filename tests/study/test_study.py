@@ -1,0 +1,279 @@
+"""A study derives its commands, runs what is missing, redoes what a change touches, and survives failures."""
+
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from atlas_wm.cli.app import main
+from atlas_wm.errors import UserError
+from atlas_wm.study.estimate import estimate
+from atlas_wm.study.local import LocalLauncher
+from atlas_wm.study.records import Records
+from atlas_wm.study.schedule import progress_of, run_units
+from atlas_wm.study.study import STUDIES, Dataset, Evaluation, Study, changed, read_study
+from atlas_wm.study.units import Unit, units_of
+
+STUDY = Study(methods=("atlas", "lewm"), recipes=("demo",), seeds=2, evaluations=(Evaluation(25), Evaluation(50)))
+FILE = """
+methods = ["atlas"]
+recipes = ["demo"]
+seeds = 3
+settings = {"train.steps" = 50}
+[datasets.tworoom]
+episodes = 10
+pixels = false
+[[evaluations]]
+offset = 25
+seeds = [1, 2]
+flags = ["--cost", "nearest"]
+"""
+
+
+class Job:
+    def __init__(self, works: bool):
+        self.works, self.stopped = works, False
+
+    def finished(self):
+        return True
+
+    def succeeded(self):
+        return self.works
+
+    def stop(self):
+        self.stopped = True
+
+
+class Pretend:
+    """Writes what units make, at once; units whose name contains ``fails`` fail as often as it says."""
+
+    def __init__(self, **fails: int):
+        self.fails, self.commands, self.most = {k.replace("_", " "): n for k, n in fails.items()}, [], 2
+
+    def room(self):
+        return self.most
+
+    def start(self, units):
+        jobs = []
+        for unit in units:
+            self.commands.append((unit.name, unit.command))
+            failing = next((name for name, n in self.fails.items() if name in unit.name and n > 0), None)
+            if failing:
+                self.fails[failing] -= 1
+            else:
+                unit.makes.parent.mkdir(parents=True, exist_ok=True)
+                unit.makes.touch()
+            jobs.append(Job(failing is None))
+        return jobs
+
+    @property
+    def names(self):
+        return [name for name, _ in self.commands]
+
+
+def run(study: Study, out: Path, **fails: int) -> tuple[Pretend, dict[str, str]]:
+    records, pretend = Records(out), Pretend(**fails)
+    progress = progress_of(units_of(study, out).values(), records)
+    run_units(progress, records, pretend)
+    return pretend, {name: p.state for name, p in progress.items()}
+
+
+def test_a_file_says_what_a_study_compares(tmp_path):
+    (tmp_path / "mine.toml").write_text(FILE)
+    study = read_study(str(tmp_path / "mine.toml"))
+    assert (study.methods, list(study.training_seeds)) == (("atlas",), [3072, 3073, 3074])
+    units = units_of(study, tmp_path / "out")
+    assert [u.kind for u in units.values()] == ["collect", *["train"] * 3, *["eval"] * 3, "diagnose", "report"]
+    train, test = units["train atlas-3073"].command, units["eval atlas-3073 25 cost nearest"].command
+    assert " ".join(train).endswith("atlas-3073 --train.seed 3073 --train.steps 50")
+    assert " ".join(test).endswith("--part heldout --offset 25 --episodes 200 --seeds 1,2 --cost nearest")
+
+
+@pytest.mark.parametrize(
+    ("text", "what"),
+    [
+        ("methods = ['atlsa']", "unknown method 'atlsa'"),
+        ("recipe = ['demo']", "unknown setting in .* 'recipe'.*recipes"),
+        ("seeds = 0", "at least 1"),
+        ("tasks = []", "at least one"),
+        ("tasks = ['tworoom', 'tworoom']", "twice"),
+        ("[datasets.pusht]\nepisodes = 3", "none of the tasks tworoom"),
+        ("[datasets.tworoom]\nepisodes = 0", "at least 1"),
+        ("recipes = ['tuned']\nmethods = ['lewm']", "no --recipe tuned for lewm on tworoom"),
+        ("part = 'some'", "'heldout' or 'all'"),
+        ("seeds = ", "TOML"),
+    ],
+)
+def test_a_bad_file_is_refused_with_its_reason(tmp_path, text, what):
+    (tmp_path / "mine.toml").write_text(text)
+    with pytest.raises(UserError, match=what):
+        read_study(str(tmp_path / "mine.toml"))
+
+
+def test_a_name_that_does_not_exist_is_refused():
+    with pytest.raises(UserError, match=r"unknown study 'ablatoin'.*ablation"):
+        read_study("ablatoin")
+    with pytest.raises(UserError, match=r"gone\.toml cannot be read"):
+        read_study("gone.toml")
+
+
+@pytest.mark.parametrize("name", STUDIES)
+def test_units_stand_after_what_they_need_and_have_names_of_their_own(name, tmp_path):
+    units = list(units_of(changed(STUDIES[name], seeds=2), tmp_path).values())
+    seen: set[str] = set()
+    for unit in units:
+        assert set(unit.needs) <= seen
+        seen.add(unit.name)
+    assert len({u.command for u in units}) == len({u.key for u in units}) == len(units)
+    assert len({Records(tmp_path).log(u) for u in units}) == len(units)
+
+
+def test_folders_are_named_by_what_differs(tmp_path):
+    def trained(study: Study) -> list[str]:
+        return [u.makes.parent.name for u in units_of(study, tmp_path).values() if u.kind == "train"]
+
+    assert trained(replace(STUDY, seeds=1)) == ["atlas", "lewm"]
+    assert trained(STUDY) == ["atlas-3072", "atlas-3073", "lewm-3072", "lewm-3073"]
+    two = Study(("tworoom", "pusht"), ("atlas",), ("demo", "small"))
+    assert trained(two)[:2] == ["tworoom-atlas-demo", "tworoom-atlas-small"]
+
+
+def test_your_own_task_is_named_where_it_is_imported_and_its_data_is_not_collected(tmp_path):
+    mine = Study(("my_task:Mine",), ("atlas",), ("demo",), datasets={"my_task:Mine": Dataset("data/mine.h5")})
+    units = units_of(mine, tmp_path)
+    assert [u.kind for u in units.values()] == ["train", "eval", "eval", "diagnose", "report"]
+    for unit in units.values():
+        assert ("my_task:Mine" in unit.command) == (unit.kind != "report")
+    assert "data/mine.h5" in units["train atlas"].command
+
+
+def test_a_second_call_runs_nothing_and_a_change_redoes_what_depends_on_it(tmp_path):
+    first, states = run(STUDY, tmp_path)
+    assert len(first.names) == len(set(first.names)) == len(states) and set(states.values()) == {"done"}
+    assert run(STUDY, tmp_path)[0].names == []
+    longer = replace(STUDY, evaluations=(Evaluation(25), Evaluation(50, episodes=7)))
+    assert {n.rpartition(" ")[2] for n in run(longer, tmp_path)[0].names} == {"50", "tworoom", "report"}
+    one_more = run(replace(longer, seeds=3), tmp_path)[0].names
+    assert {"train atlas-3074", "train lewm-3074"} == {n for n in one_more if n.startswith("train")}
+    assert "collect tworoom" not in one_more
+    again = run(replace(longer, datasets={"tworoom": Dataset(episodes=9)}), tmp_path)[0].names
+    assert "collect tworoom" in again and len([n for n in again if n.startswith("train")]) == 4
+
+
+def test_the_result_of_other_settings_is_removed_and_an_interrupted_one_is_not(tmp_path):
+    study = replace(STUDY, seeds=1)
+    run(study, tmp_path)
+    (tmp_path / "atlas" / "checkpoint").touch()
+    units, records = units_of(study, tmp_path), Records(tmp_path)
+    records.write(units["train atlas"], "running")
+    assert records.why(units["train atlas"]) == "it was interrupted"
+    records.clear(units["train atlas"])
+    assert (tmp_path / "atlas" / "checkpoint").exists()
+    other = units_of(replace(study, settings={"train.steps": 9}), tmp_path)["train atlas"]
+    assert records.why(other) == "its settings changed"
+    records.clear(other)
+    assert not (tmp_path / "atlas").exists() and (tmp_path / "lewm").exists()
+
+
+def test_a_folder_that_the_study_did_not_make_is_left_alone(tmp_path):
+    (tmp_path / "atlas").mkdir()
+    Records(tmp_path).clear(units_of(replace(STUDY, seeds=1), tmp_path)["train atlas"])
+    assert (tmp_path / "atlas").exists()
+
+
+def test_a_failed_unit_is_tried_once_more(tmp_path):
+    pretend, states = run(STUDY, tmp_path, train_atlas_3072=0, **{"train lewm-3072": 1})
+    assert pretend.names.count("train lewm-3072") == 2 and set(states.values()) == {"done"}
+
+
+def test_one_failed_run_does_not_stop_the_others_and_the_report_leaves_it_out(tmp_path):
+    pretend, states = run(STUDY, tmp_path, **{"train lewm-3072": 2})
+    assert pretend.names.count("train lewm-3072") == 2
+    assert [n for n, s in states.items() if s == "failed"] == ["train lewm-3072"]
+    assert {n for n, s in states.items() if s == "blocked"} == {"eval lewm-3072 25", "eval lewm-3072 50"}
+    commands = dict(pretend.commands)
+    for gathers in ("diagnose tworoom", "report"):
+        assert str(tmp_path / "lewm-3072") not in commands[gathers]
+        assert str(tmp_path / "lewm-3073") in commands[gathers]
+    later, states = run(STUDY, tmp_path)  # the next call tries it again
+    assert set(states.values()) == {"done"} and "train atlas-3072" not in later.names
+    assert str(tmp_path / "lewm-3072") in dict(later.commands)["report"]
+
+
+def test_without_data_nothing_else_runs(tmp_path):
+    pretend, states = run(STUDY, tmp_path, collect=2)
+    assert pretend.names == ["collect tworoom"] * 2
+    assert set(states.values()) == {"failed", "blocked"}
+
+
+def test_an_interruption_stops_what_runs(tmp_path):
+    class Endless(Job):
+        def finished(self):
+            return False
+
+    class Launcher(Pretend):
+        def start(self, units):
+            self.jobs = [Endless(True) for _ in units]
+            return self.jobs
+
+    def interrupt():
+        raise KeyboardInterrupt
+
+    launcher, records = Launcher(), Records(tmp_path)
+    units = units_of(STUDY, tmp_path)
+    with pytest.raises(KeyboardInterrupt):
+        run_units(progress_of(units.values(), records), records, launcher, interrupt)
+    assert all(job.stopped for job in launcher.jobs)
+    assert records.why(units["collect tworoom"]) == "it was interrupted"
+
+
+def test_on_this_machine_units_are_processes_with_a_gpu_and_a_log(tmp_path, monkeypatch):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3,GPU-7")
+    launcher = LocalLauncher(Records(tmp_path), gpus=2, per_gpu=1)
+    units = [Unit(n, "eval", (n,), tmp_path, (), n) for n in ("--version", "nonsense")]
+    assert launcher.room() == 2
+    jobs = launcher.start(units)
+    assert [job.gpu for job in jobs] == [0, 1]
+    deadline = time.monotonic() + 60
+    while not all(job.finished() for job in jobs) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert [job.succeeded() for job in jobs] == [True, False] and launcher.room() == 2
+    assert "atlas-wm" in Records(tmp_path).log(units[0]).read_text()
+    assert "unknown command 'nonsense'" in Records(tmp_path).log(units[1]).read_text()
+
+
+def test_estimates_come_from_units_of_the_same_kind_where_there_are_some(tmp_path):
+    progress = progress_of(units_of(STUDY, tmp_path).values(), Records(tmp_path))
+    unit = progress["train lewm-3072"].unit
+    guess = estimate(unit, STUDY, progress.values(), cores=2, gpu=False)
+    assert guess.seconds is not None and 100 < guess.seconds < 400  # 800 steps of the demo on two cores: 170 s
+    done = progress["train atlas-3072"]
+    done.state, done.seconds = "done", 7.0
+    assert estimate(unit, STUDY, progress.values(), cores=2, gpu=False).seconds == 7.0
+
+
+def test_dry_run_prints_commands_and_writes_nothing(tmp_path, capsys):
+    main(["study", "ablation", "--tasks", "tworoom", "--seeds", "2", "--out", str(tmp_path / "out"), "--dry-run"])
+    printed = capsys.readouterr().out
+    assert "train lewm+ood-3073 (new" in printed
+    assert "27 of 27 units to run" in printed and not (tmp_path / "out").exists()
+
+
+@pytest.mark.slow
+def test_from_nothing_to_a_report(tmp_path, capsys):
+    (tmp_path / "mine.toml").write_text(
+        "methods = ['atlas']\nrecipes = ['demo']\ndiagnostics = []\n"
+        "settings = {'train.steps' = 8, 'train.batch' = 8, 'train.validate-every' = 8}\n"
+        "[datasets.tworoom]\nepisodes = 12\npixels = false\n"
+        "[[evaluations]]\noffset = 25\nepisodes = 2\nseeds = [42]\n"
+        "flags = ['--candidates', '8', '--elites', '3', '--films', '0', '--workers', '1']\n"
+    )
+    out = tmp_path / "out"
+    main(["study", str(tmp_path / "mine.toml"), "--out", str(out)])
+    first = capsys.readouterr().out
+    assert "0 of 4 units are done" in first and (out / "report" / "index.html").exists()
+    (row,) = (out / "study.csv").read_text().splitlines()[1:]
+    assert row.startswith("tworoom,atlas,demo,3072,25,50,terminal,zero,")
+    main(["study", str(tmp_path / "mine.toml"), "--out", str(out)])
+    assert "4 of 4 units are done" in capsys.readouterr().out
