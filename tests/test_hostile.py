@@ -17,12 +17,14 @@ from atlas_wm.cli.app import main
 from atlas_wm.convert.lewm import read_checkpoint
 from atlas_wm.data.dataset import EpisodeData
 from atlas_wm.errors import UserError
+from atlas_wm.models.temporal_head import TemporalHead
 from atlas_wm.report import page
 from atlas_wm.report.films import cases_section
 from atlas_wm.report.success import ablation_section
+from atlas_wm.rng import make_rng
 from atlas_wm.runs.files import MOST_SETTINGS, read_json
-from atlas_wm.runs.folder import BANK, DEMONSTRATIONS, WEIGHTS, read_run, writable_folder
-from atlas_wm.runs.model import load_model
+from atlas_wm.runs.folder import BANK, DEMONSTRATIONS, TEMPORAL_HEAD, WEIGHTS, read_run, writable_folder
+from atlas_wm.runs.model import load_model, save_temporal_head
 from atlas_wm.tasks import get_task_of
 from atlas_wm.tasks.tworoom import TwoRoom
 
@@ -149,8 +151,9 @@ def test_a_file_without_end_is_not_read_to_its_end():
         read_json(Path("/dev/zero"), 1000)
 
 
-@pytest.mark.parametrize("file", [WEIGHTS, BANK, DEMONSTRATIONS])
+@pytest.mark.parametrize("file", [WEIGHTS, BANK, DEMONSTRATIONS, TEMPORAL_HEAD])
 def test_weights_and_banks_that_are_not_finite_are_refused(run, file):
+    save_temporal_head(TemporalHead.initial(load_file(run / BANK)["points"], make_rng(0)), run)
     tensors = load_file(run / file)
     next(t for t in tensors.values() if t.is_floating_point()).view(-1)[3] = torch.nan
     save_file(tensors, run / file)

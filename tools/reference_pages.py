@@ -19,7 +19,7 @@ from atlas_wm.recipes import RECIPES
 
 PAGES = Path(__file__).parent.parent / "docs" / "reference"
 HINT = re.compile(r"\s*\((?:default: (?P<default>.*)|required)\)$", re.S)  # what tyro puts behind a help text
-WIDE = 40  # characters: a longer list of values is left to the description
+WIDE = 41  # characters: a longer list of values is left to the description
 SETTINGS = tuple(f"--{part.name}." for part in dataclasses.fields(RunConfig))
 
 

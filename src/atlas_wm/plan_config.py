@@ -6,7 +6,7 @@ from typing import Literal
 from atlas_wm.settings import Options, check_types, known_or_own, own_names, require, within
 
 # The parts of this package by name; any other part is your own class, as module:Class (docs/guides/own-model.md).
-COST_KINDS, SOLVER_KINDS = ("terminal", "nearest"), ("cem",)
+COST_KINDS, SOLVER_KINDS = ("terminal", "nearest", "temporal"), ("cem",)
 
 
 @dataclass(frozen=True)
@@ -19,11 +19,13 @@ class PlanConfig:
     horizon: int = 5
     """Action chunks that a plan looks ahead."""
     execute: int = 5
-    """Action chunks executed before planning again. Fewer than the horizon help with the cost nearest only."""
+    """Action chunks executed before planning again. Fewer than the horizon help with the costs nearest and temporal
+    only."""
     cost: str = "terminal"
     """terminal: distance from the goal at the end of the plan; every search starts at zero (the paper). nearest:
-    smallest distance over the steps of the plan; a search starts with the unused rest of the last plan. Or your own
-    Cost as module:Class (docs/guides/own-model.md)."""
+    smallest distance over the steps of the plan; a search starts with the unused rest of the last plan. temporal:
+    as nearest, but the distance is the number of model steps that a head of the run expects (`atlas head RUN`). Or
+    your own Cost as module:Class (docs/guides/own-model.md)."""
     start: Literal["zero", "retrieval"] = "zero"
     """Where a search starts. zero: at zero, the mean of the training actions (the paper), or with the rest of the
     last plan where the cost asks for it. retrieval: at the cheapest of that and of training demonstrations that

@@ -25,6 +25,13 @@ class DiagnoseRng(IntEnum):
     STATE = 4  # rows that state probes are fitted and judged on
 
 
+class HeadRng(IntEnum):
+    """The same for the temporal head."""
+
+    WEIGHTS = 1  # before it is fitted
+    PAIRS = 2  # of latents, in each step
+
+
 def make_rng(*key: int, device: torch.device | str = "cpu") -> torch.Generator:
     """A generator of its own for each key, such as (seed, episode, replan)."""
     # With the length in front: SeedSequence takes (1,) and (1, 0) for the same.

@@ -10,11 +10,22 @@ import torch
 from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError
 
 from atlas_wm.errors import UserError
+from atlas_wm.models.temporal_head import TemporalHead
 from atlas_wm.models.world_model import WorldModel
+from atlas_wm.rng import make_rng
 from atlas_wm.runs.model import load_model, push_to_hub, save_model
 
 FILES = {"config.json", "model.safetensors", "normalizer.json", "bank.safetensors", "states.safetensors"}
-FILES |= {"demonstrations.safetensors"}
+FILES |= {"demonstrations.safetensors", "temporal_head.safetensors"}
+
+
+@pytest.fixture(scope="module")
+def run_folder(run_folder):
+    """With a temporal head, which training does not write."""
+    model = load_model(run_folder)
+    model.temporal_head = TemporalHead.initial(model.bank.points, make_rng(0))
+    save_model(model, run_folder)
+    return run_folder
 
 
 def same(one: WorldModel, other: WorldModel) -> bool:
@@ -25,6 +36,9 @@ def same(one: WorldModel, other: WorldModel) -> bool:
         model.demonstrations and [t.tolist() for t in vars(model.demonstrations).values()] for model in (one, other)
     ]
     equal = equal and shown[0] == shown[1]
+    heads = [vars(model.temporal_head) if model.temporal_head else {} for model in (one, other)]
+    equal = equal and heads[0].keys() == heads[1].keys()
+    equal = equal and all(torch.equal(tensor, heads[1][name]) for name, tensor in heads[0].items())
     return equal and banks[0] == banks[1] and one.normalizer == other.normalizer and one.config == other.config
 
 

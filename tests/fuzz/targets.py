@@ -20,11 +20,13 @@ from atlas_wm.data.training_set import open_training_set
 from atlas_wm.diagnose.catalog import DIAGNOSTICS
 from atlas_wm.diagnose.evaluated import find_evaluated
 from atlas_wm.errors import UserError
+from atlas_wm.models.temporal_head import TemporalHead
 from atlas_wm.models.world_model import WorldModel
 from atlas_wm.recipes import demo
 from atlas_wm.report.page import SECTIONS, headlines, write_report
 from atlas_wm.report.runs import read_study
 from atlas_wm.report.section import data_warnings
+from atlas_wm.rng import make_rng
 from atlas_wm.runs.folder import read_run
 from atlas_wm.runs.model import load_model, save_model
 from atlas_wm.tasks import get_task, get_task_of
@@ -50,6 +52,7 @@ def make_valid(folder: Path) -> None:
     model.build_bank([torch.zeros(60, 3, 32, 32, dtype=torch.uint8).random_(256)])
     actions = torch.zeros(10, 10)
     model.build_demonstrations([(torch.zeros(10, 3, 32, 32, dtype=torch.uint8).random_(256), actions, 0)])
+    model.temporal_head = TemporalHead.initial(model.bank.points, make_rng(0))
     save_model(model, folder / "run")
     TrainingStates(np.zeros((60, 2), np.float32), ("state",), data.hash).write(folder / "run")
     make_run(folder / "made_up", "atlas", seeds=(42, 43))
@@ -116,6 +119,7 @@ TARGETS = {
     "weights": Target("run/model.safetensors", hostile_safetensors, load_run),
     "bank": Target("run/bank.safetensors", hostile_safetensors, load_run),
     "demonstrations": Target("run/demonstrations.safetensors", hostile_safetensors, load_run),
+    "temporal head": Target("run/temporal_head.safetensors", hostile_safetensors, load_run),
     "states": Target("run/states.safetensors", hostile_safetensors, read_states),
     "report config": Target("made_up/config.json", hostile_json, read_report),
     "report evaluation": Target("made_up/evaluation/all_offset50_budget75.json", hostile_json, read_report),

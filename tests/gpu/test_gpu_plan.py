@@ -9,8 +9,9 @@ import pytest
 import torch
 from on_device import DEVICE, FLOAT32, config_of, images, random_model
 
+from atlas_wm.models.temporal_head import TemporalHead
 from atlas_wm.plan.cem import CEM
-from atlas_wm.plan.costs import Cost
+from atlas_wm.plan.costs import Cost, candidate_costs
 from atlas_wm.plan.planner import Planner
 from atlas_wm.rng import make_rng
 
@@ -79,7 +80,9 @@ def test_in_float32_the_captured_search_is_the_plain_one_from_the_same_noise(rec
     torch.testing.assert_close(found.latents, model.rollout(z, mean[:, None])[:, 0], atol=1e-3, rtol=1e-3)
 
 
-@pytest.mark.parametrize(("recipe", "cost"), [("demo", "terminal"), ("demo", "nearest"), ("paper", "terminal")])
+@pytest.mark.parametrize(
+    ("recipe", "cost"), [("demo", "terminal"), ("demo", "nearest"), ("demo", "temporal"), ("paper", "terminal")]
+)
 def test_captured_plans_start_from_demonstrations(recipe, cost, caplog):
     """One iteration whose elites are the cheapest two: no plan costs more than the best proposal, and no graph is
     captured again for another start."""
@@ -88,6 +91,7 @@ def test_captured_plans_start_from_demonstrations(recipe, cost, caplog):
     model.build_demonstrations(
         (images(8, size, seed=20 + e), torch.randn(8, 10, generator=make_rng(e)), e) for e in range(episodes)
     )
+    model.temporal_head = TemporalHead.initial(model.demonstrations.points.float(), make_rng(0))
     planner, (frames, goals) = Planner(model, plan, dtype=torch.float32), frames_and_goals(model, 4)
     rngs = [make_rng(0, e) for e in range(4)]
     with caplog.at_level(logging.INFO, "atlas_wm"):
@@ -101,10 +105,9 @@ def test_captured_plans_start_from_demonstrations(recipe, cost, caplog):
         with torch.inference_mode():
             z, z_goal = model.encode(now), model.encode(then)
             start = torch.zeros(4, plan.horizon, 10, device=DEVICE)
-            start[:, :2] = rest if cost == "nearest" else 0.0
+            start[:, :2] = 0.0 if cost == "terminal" else rest
             proposals = planner.retrieval.proposals(start, z, z_goal)
-            distances = model.distance(model.rollout(z, proposals), z_goal[:, None, None])
-        best = (distances.amin(dim=-1) if cost == "nearest" else distances[..., -1]).amin(dim=1).tolist()
+            best = candidate_costs(planner.cost, model, model, z, proposals, z_goal).amin(dim=1).tolist()
         assert all(p.cost <= b * (1 + 1e-3) for p, b in zip(found, best, strict=True))
 
 

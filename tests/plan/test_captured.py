@@ -13,6 +13,7 @@ import torch
 from atlas_wm.config import PlanConfig
 from atlas_wm.errors import UserError
 from atlas_wm.kernels.rollout import FastTerminal
+from atlas_wm.models.temporal_head import TemporalHead
 from atlas_wm.models.world_model import WorldModel
 from atlas_wm.plan import captured
 from atlas_wm.plan import planner as planner_module
@@ -141,7 +142,7 @@ def test_it_finds_what_the_plain_search_finds_and_notices_new_weights(search, ke
 
 def test_the_nearest_step_from_a_start_in_chunks(search, kernels, demo_model):
     search.config = replace(TINY, cost="nearest")
-    search.cost = make_cost(search.config)
+    search.cost = make_cost(search.config, demo_model)
     search.most = 4  # of 6 candidates
     frames, goals = torch.randint(0, 256, (2, 1, 3, 32, 32), dtype=torch.uint8, generator=make_rng(0))
     start = torch.randn(1, 2, 10, generator=make_rng(1))
@@ -168,16 +169,18 @@ def test_the_answer_is_clipped_before_it_is_rolled_out_and_the_search_is_not(sea
         torch.testing.assert_close(result.latents, imagined, atol=1e-4, rtol=1e-4)
 
 
-def test_retrieved_sequences_and_the_start_compete_as_in_the_plain_search(search, demo_model, monkeypatch):
+@pytest.mark.parametrize("cost", ["nearest", "temporal"])
+def test_retrieved_sequences_and_the_start_compete_as_in_the_plain_search(search, demo_model, monkeypatch, cost):
     """With the noise of the plain search, which it draws elsewhere; the start is a buffer, so two plans need no new
     graphs."""
-    config = replace(TINY, cost="nearest", start="retrieval")
+    config = replace(TINY, cost=cost, start="retrieval")
     pieces = [
         (torch.randint(0, 256, (6, 3, 32, 32), dtype=torch.uint8, generator=make_rng(7)), torch.randn(6, 10), 0)
     ]
     demo_model.build_demonstrations(pieces)
+    demo_model.temporal_head = TemporalHead.initial(demo_model.demonstrations.points.float(), make_rng(0))
     planner = Planner(demo_model, config, plain=True)
-    search.config, search.cost, search.retrieval = config, make_cost(config), planner.retrieval
+    search.config, search.cost, search.retrieval = config, make_cost(config, demo_model), planner.retrieval
     noise = torch.randn(2, 1, 6, 2, 10, generator=make_rng(5))
 
     def draw(mean, std, keys, iteration, samples):

@@ -28,14 +28,14 @@ def test_the_end_counts_or_the_nearest_step(demo_model):
     latents[0, :, :, 0] = torch.tensor([[3.0, 1.0, 2.0], [5.0, 6.0, 4.0]])
     z = torch.zeros(1, 32)
     imagined = Imagined(demo_model, z, z, torch.zeros(1, 2, 3, 10), latents)
-    assert make_cost(TERMINAL)(imagined).tolist() == [[4.0, 16.0]]
-    assert make_cost(NEAREST)(imagined).tolist() == [[1.0, 16.0]]
+    assert make_cost(TERMINAL, demo_model)(imagined).tolist() == [[4.0, 16.0]]
+    assert make_cost(NEAREST, demo_model)(imagined).tolist() == [[1.0, 16.0]]
 
 
-def test_a_search_begins_with_what_the_last_plan_left_over():
+def test_a_search_begins_with_what_the_last_plan_left_over(demo_model):
     rest = np.ones((3, 10), np.float32)
-    assert not starts(make_cost(TERMINAL), 10, [rest, None]).any()
-    start = starts(make_cost(NEAREST), 10, [rest, None])
+    assert not starts(make_cost(TERMINAL, demo_model), 10, [rest, None]).any()
+    start = starts(make_cost(NEAREST, demo_model), 10, [rest, None])
     assert start.shape == (2, 4, 10)
     assert (start[0, :3] == 1).all() and not start[0, 3:].any() and not start[1].any()
 
@@ -91,6 +91,6 @@ def test_flags_change_the_settings_of_the_run():
         PlanFlags(replan_every=6).applied_to(PlanConfig())
 
 
-def test_the_librarys_policy_knows_the_papers_cost_only(demo_model):
-    with pytest.raises(UserError, match=r"set plan\.cost terminal, not nearest"):
-        harness_policy(demo_model, NEAREST)
+def test_the_librarys_policy_starts_where_the_cost_says(demo_model):
+    assert not harness_policy(demo_model, TERMINAL).cfg.warm_start
+    assert harness_policy(demo_model, NEAREST).cfg.warm_start

@@ -18,6 +18,7 @@ from atlas_wm.cli.diagnose import diagnose
 from atlas_wm.cli.doctor import doctor
 from atlas_wm.cli.errors import errors_in_one_line, setting_flags, split_debug
 from atlas_wm.cli.evaluate import evaluate
+from atlas_wm.cli.head import head
 from atlas_wm.cli.methods import methods
 from atlas_wm.cli.plan import PLAN_FLAGS, plan
 from atlas_wm.cli.report import report
@@ -64,6 +65,7 @@ COMMANDS: dict[str, Callable[..., None]] = {
     "report": report,
     "study": study,
     "bank": bank,
+    "head": head,
     "import": import_checkpoint,
     "export": export_checkpoint,
     "methods": methods,

@@ -27,14 +27,15 @@ class PlanFlags:
     """Best candidates, to which the next sampling distribution is fitted."""
     replan_every: Annotated[int | None, by_default("the run's; 5 in the paper, the whole plan", "INT")] = None
     """Action chunks to execute before planning again."""
-    cost: Annotated[str | None, by_default("the run's", "{terminal,nearest,MODULE:CLASS}")] = None
+    cost: Annotated[str | None, by_default("the run's", "{terminal,nearest,temporal,MODULE:CLASS}")] = None
     """terminal: the distance of the last latent of a plan to the goal (the paper). nearest: the distance of its
-    nearest latent, and a search starts from the rest of the last plan; use it with --replan-every 1 or 2. Or your
-    own Cost as module:Class (docs/guides/own-model.md)."""
+    nearest latent, and a search starts from the rest of the last plan; use it with --replan-every 1 or 2. temporal:
+    as nearest, with the model steps to the goal that a head estimates (`atlas head RUN` adds it). Or your own Cost
+    as module:Class (docs/guides/own-model.md)."""
     start: Annotated[Literal["zero", "retrieval"] | None, by_default("the run's", "{zero,retrieval}")] = None
-    """zero: searches start at zero (the paper), or with --cost nearest from the rest of the last plan. retrieval:
-    from that or, where it costs less, from a training demonstration that began near the frame and came near the
-    goal (docs/guides/planning.md)."""
+    """zero: searches start at zero (the paper), or with --cost nearest or temporal from the rest of the last plan.
+    retrieval: from that or, where it costs less, from a training demonstration that began near the frame and came
+    near the goal (docs/guides/planning.md)."""
     solver: Annotated[str | None, by_default("the run's", "{cem,MODULE:CLASS}")] = None
     """cem, or your own Solver as module:Class (docs/guides/own-model.md)."""
     options: Annotated[dict[str, int | float | str] | None, by_default("the run's", "NAME VALUE")] = None

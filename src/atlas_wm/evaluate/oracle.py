@@ -39,7 +39,8 @@ def oracle_plan(plan: PlanConfig, candidates: int | None = None, iterations: int
     if candidates < 2 or iterations < 1:
         raise UserError("--oracle-candidates must be at least 2 and --oracle-iterations at least 1")
     elites = min(candidates, max(2, round(candidates * plan.elites / plan.candidates)))
-    return replace(plan, candidates=candidates, iterations=iterations, elites=elites)
+    cost = "nearest" if plan.cost == "temporal" else plan.cost  # the distance is the task's own
+    return replace(plan, cost=cost, candidates=candidates, iterations=iterations, elites=elites)
 
 
 class Simulation:
@@ -97,7 +98,7 @@ class Oracle:
         variation: Variation = NO_VARIATION,
     ):
         self.model, self.config = model, config
-        self.cost, self.solver = make_cost(config), make_solver(config)
+        self.cost, self.solver = make_cost(config, model), make_solver(config)
         self.simulation = Simulation(task, model, timeout, variation)
         self.seconds = 0.0  # spent planning
 

@@ -18,6 +18,7 @@ from atlas_wm.models.image_bank import ImageBank
 from atlas_wm.models.layers import MLP
 from atlas_wm.models.predictors import make_predictor
 from atlas_wm.models.target import EmaTarget
+from atlas_wm.models.temporal_head import TemporalHead
 from atlas_wm.normalizer import Normalizer
 
 TRAINING_ONLY = ("target.", "terms.")  # parts of state_dict() while a model is trained; a loaded model has none
@@ -50,6 +51,7 @@ class WorldModel(nn.Module):
         self.run: RunInfo | None = None
         self.bank: LatentBank | None = None  # of training frames, as these weights see them
         self.demonstrations: Demonstrations | None = None  # likewise, to start a search from
+        self.temporal_head: TemporalHead | None = None  # fitted to these weights, for plan.cost temporal
         self.states: bytes | None = None  # the file of training states, which evaluation reads
         chunk = config.frameskip * action_size
         self.encoder = make_encoder(config.encoder)

@@ -84,7 +84,7 @@ class CapturedSearch:
         from atlas_wm.kernels import cem as kernels  # needs Triton
 
         self.model, self.config, self.dtype, self.retrieval = model, config, dtype, retrieval
-        self.cost = make_cost(config)
+        self.cost = make_cost(config, model)
         self.most = config.candidate_chunk or LARGEST_BATCH * config.candidates  # candidates at once
         self.kernels = kernels
         self._fold(Weights.of(model))

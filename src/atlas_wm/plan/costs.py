@@ -2,7 +2,8 @@
 
 A plan may be replaced before it is used up. With ``terminal`` the goal is always a whole horizon away, so every
 new plan may postpone the arrival. With ``nearest`` a plan may arrive at any of its steps, and a search starts with
-the rest of the last plan, so that a new plan continues the old one unless it finds something better.
+the rest of the last plan, so that a new plan continues the old one unless it finds something better. ``temporal``
+does the same with another distance: the time that a head of the run expects (models/temporal_head.py).
 """
 
 from abc import ABC, abstractmethod
@@ -15,6 +16,7 @@ from torch import Tensor
 
 from atlas_wm.config import PlanConfig
 from atlas_wm.errors import UserError
+from atlas_wm.models.bank import flat
 from atlas_wm.models.predictors import Dynamics
 from atlas_wm.models.world_model import WorldModel
 from atlas_wm.plugins import build
@@ -44,9 +46,16 @@ class Cost(ABC):
     def __init__(self, config: PlanConfig):
         self.config = config
 
+    def prepare(self, model: WorldModel) -> None:  # noqa: B027
+        """Once, before the first search: take what the cost needs of the model besides its latents."""
+
     @abstractmethod
     def __call__(self, imagined: Imagined) -> Tensor:
         """(B, S): the smaller the better"""
+
+    def distance(self, model: WorldModel, latents: Tensor, goal: Tensor) -> Tensor:
+        """Of latents from the goal: (…, …) twice → (…). A plan reports that of its start as ``start_cost``."""
+        return model.distance(latents, goal)
 
 
 class Terminal(Cost):
@@ -67,11 +76,36 @@ class Nearest(Cost):
         return imagined.distances.amin(dim=-1)
 
 
-COSTS: dict[str, type[Cost]] = {"terminal": Terminal, "nearest": Nearest}
+class Temporal(Cost):
+    """min_h d(ẑ_h, z_g), where d counts model steps (TemporalHead). The paper's bounds do not cover it."""
+
+    warm_start = True
+
+    def prepare(self, model: WorldModel) -> None:
+        if model.temporal_head is None:
+            raise UserError(
+                "plan.cost temporal needs a temporal head, and this model has none: `atlas head RUN` adds one to a "
+                "run folder, for its final weights; plan.cost nearest needs none"
+            )
+        self.head = model.temporal_head.to(next(model.parameters()).device)
+        self.latent_axes = len(model.config.latent_shape)
+
+    def __call__(self, imagined: Imagined) -> Tensor:
+        return self.distance(imagined.model, imagined.latents, imagined.goal[:, None, None]).amin(dim=-1)
+
+    def distance(self, model: WorldModel, latents: Tensor, goal: Tensor) -> Tensor:
+        if self.head.mean.device != latents.device:  # the model was moved
+            self.head = self.head.to(latents.device)
+        return self.head(*(flat(z, z.ndim - self.latent_axes) for z in (latents, goal)))
 
 
-def make_cost(config: PlanConfig) -> Cost:
-    return build("planning cost", config.cost, COSTS, Cost, config)
+COSTS: dict[str, type[Cost]] = {"terminal": Terminal, "nearest": Nearest, "temporal": Temporal}
+
+
+def make_cost(config: PlanConfig, model: WorldModel) -> Cost:
+    cost = build("planning cost", config.cost, COSTS, Cost, config)
+    cost.prepare(model)
+    return cost
 
 
 def candidate_costs(

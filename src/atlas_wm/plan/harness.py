@@ -19,6 +19,7 @@ from atlas_wm.errors import UserError, unknown
 from atlas_wm.images import check_frames, reduce_frames
 from atlas_wm.models.world_model import WorldModel
 from atlas_wm.normalizer import Normalizer
+from atlas_wm.plan.costs import Cost, candidate_costs, make_cost
 from atlas_wm.plan.planner import Planner
 from atlas_wm.plan.retrieval import Retrieval, cheapest
 
@@ -32,14 +33,16 @@ class _Encoded(NamedTuple):
 
 
 class GoalCost(nn.Module):
-    """The ``Costable`` of the library's solvers: the model's distance of each candidate's end from the goal.
+    """The ``Costable`` of the library's solvers: a cost of plan/costs.py; default, the distance of each candidate's
+    end from the goal.
 
     A solver may run on another device than the model. ``candidate_chunk``: as in :class:`PlanConfig`.
     """
 
-    def __init__(self, model: WorldModel, candidate_chunk: int | None = None):
+    def __init__(self, model: WorldModel, candidate_chunk: int | None = None, cost: Cost | None = None):
         super().__init__()
         self.model = model.eval()
+        self.cost = cost or make_cost(PlanConfig(), model)
         self.candidate_chunk = candidate_chunk
         self._encoded: dict[str, _Encoded] = {}
 
@@ -66,7 +69,7 @@ class GoalCost(nn.Module):
     criterion = get_cost  # another name that the protocol requires
 
     def forward(self, z: Tensor, actions: Tensor, z_goal: Tensor) -> Tensor:
-        return self.model.distance(self.model.terminal(z, actions), z_goal[:, None])
+        return candidate_costs(self.cost, self.model, self.model, z, actions, z_goal)
 
     def _encode(self, info: dict[str, Any], key: str) -> Tensor:
         """Once for each solve: a solver passes the same tensor in every iteration, and a new one in every solve."""
@@ -88,8 +91,8 @@ class GoalCost(nn.Module):
 class RetrievalCost(GoalCost):
     """Also says where a search starts: the library's solvers ask a cost that has ``get_action``."""
 
-    def __init__(self, model: WorldModel, candidate_chunk: int | None, retrieval: Retrieval):
-        super().__init__(model, candidate_chunk)
+    def __init__(self, model: WorldModel, candidate_chunk: int | None, cost: Cost, retrieval: Retrieval):
+        super().__init__(model, candidate_chunk, cost)
         self.retrieval = retrieval
 
     def get_action(self, info: dict[str, Any], horizon: int = 1, prefix_actions: Tensor | None = None) -> Tensor:
@@ -138,17 +141,15 @@ def harness_policy(
 
     planner = Planner(model, plan)
     plan = planner.config
-    if plan.cost != "terminal":
-        raise UserError(
-            f"the library's policy reads only the end of a plan: set plan.cost terminal, not {plan.cost}"
-        )
     if plan.solver != "cem":
         raise UserError(f"the library's policy runs the library's solvers, not {plan.solver}: pass solver=…")
     cost = (
-        GoalCost(model, plan.candidate_chunk)
+        GoalCost(model, plan.candidate_chunk, planner.cost)
         if planner.retrieval is None
-        else RetrievalCost(model, plan.candidate_chunk, planner.retrieval)
+        else RetrievalCost(model, plan.candidate_chunk, planner.cost, planner.retrieval)
     )
+    # With retrieval the library would ask only for the chunks after the rest of the last plan.
+    warm_start = planner.cost.warm_start and planner.retrieval is None
     standardisation = Standardisation(model.normalizer, clip=plan.clip_actions)
 
     class Policy(WorldModelPolicy):
@@ -161,8 +162,7 @@ def harness_policy(
 
     return Policy(
         solver(cost) if callable(solver) else _make_solver(solver, cost, plan, seed),
-        # No search starts with the rest of the last plan, as with the cost terminal.
-        TheirPlanConfig(plan.horizon, plan.execute, action_block=model.config.frameskip, warm_start=False),
+        TheirPlanConfig(plan.horizon, plan.execute, action_block=model.config.frameskip, warm_start=warm_start),
         process={"action": standardisation},
         transform=dict.fromkeys(("pixels", "goal"), _as_plain_tensor),
     )

@@ -69,8 +69,8 @@ class Plan(NamedTuple):
     """Actions, clipped if PlanConfig.clip_actions is set, and what the model imagines of exactly these."""
 
     actions: np.ndarray  # (execute·frameskip, A) in the environment's units: to execute before planning again
-    cost: float  # by plan.cost: for the costs of this package a WorldModel.distance from the goal
-    start_cost: float  # WorldModel.distance from the goal before the first action
+    cost: float  # by plan.cost: terminal and nearest, a WorldModel.distance from the goal; temporal, model steps
+    start_cost: float  # by the same measure, before the first action
     latents: np.ndarray  # (horizon, …) imagined latents after each action chunk
     novelty: Novelty | LatentNovelty | None  # None where the run has no bank; of older runs only the latents'
     remaining: float  # share of start_cost at the end; with a cost that reads all steps, at the nearest step
@@ -99,7 +99,7 @@ class Planner:
     ):
         self.model = model.eval()
         self.config = config or (model.run.config.plan if model.run else PlanConfig())
-        self.cost, self.solver = make_cost(self.config), make_solver(self.config)
+        self.cost, self.solver = make_cost(self.config, self.model), make_solver(self.config)
         self.retrieval = (
             Retrieval(model, self.config, self.cost.ends_only) if self.config.start == "retrieval" else None
         )
@@ -175,8 +175,8 @@ class Planner:
             found = self._search_captured(frames, goals, rngs, start)
         z, z_goal, mean, latents = found or self._search(frames, goals, rngs, start)
         costs = plan_costs(self.cost, model, z, mean, latents, z_goal).tolist()
-        start_costs = model.distance(z, z_goal)
-        distances = model.distance(latents, z_goal[:, None])  # (B, H)
+        start_costs = self.cost.distance(model, z, z_goal)
+        distances = self.cost.distance(model, latents, z_goal[:, None])  # (B, H)
         ends = distances[:, -1] if self.cost.ends_only else distances.amin(dim=1)
         remaining = (ends / start_costs.clamp_min(1e-12)).tolist()
         standardised = mean[:, :execute].unflatten(-1, (-1, model.action_size)).flatten(1, 2)

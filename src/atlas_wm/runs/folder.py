@@ -6,6 +6,7 @@
     normalizer.json     action standardisation
     bank.safetensors    latents and colours of training frames, for novelty (optional)
     demonstrations.safetensors  latents and actions of training episodes, for plan.start retrieval (optional)
+    temporal_head.safetensors   model steps between latents, for plan.cost temporal (optional; `atlas head`)
     states.safetensors  a sample of the training states, for the ID/OOD split (optional)
     README.md           model card
     metrics.csv, tensorboard/, evaluation/*.json
@@ -39,6 +40,8 @@ SPACE = 1 << 20  # bytes that must be free
 CONFIG, WEIGHTS, NORMALIZER, METRICS = "config.json", "model.safetensors", "normalizer.json", "metrics.csv"
 BANK = "bank.safetensors"
 DEMONSTRATIONS = "demonstrations.safetensors"
+TEMPORAL_HEAD = "temporal_head.safetensors"
+MADE_BY = {BANK: "atlas bank", DEMONSTRATIONS: "atlas bank", TEMPORAL_HEAD: "atlas head"}
 TERMS = "terms.safetensors"
 STATES = "states.safetensors"
 CHECKPOINTS, NOT_FINITE = "checkpoints", "not-finite.json"
@@ -233,11 +236,11 @@ def read_states(folder: str | Path) -> bytes | None:
 
 
 def read_bank(folder: str | Path, name: str = BANK) -> dict[str, Tensor] | None:
-    """The tensors of BANK or DEMONSTRATIONS."""
+    """The tensors of BANK, DEMONSTRATIONS or TEMPORAL_HEAD."""
     path = Path(folder) / name
     try:
         return load_file(path) if path.exists() else None
     except (SafetensorError, OSError) as error:
         raise UserError(
-            f"{path} is damaged ({reason(error)}): delete it and make it again with `atlas bank {folder}`"
+            f"{path} is damaged ({reason(error)}): delete it and make it again with `{MADE_BY[name]} {folder}`"
         ) from error

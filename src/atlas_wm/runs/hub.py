@@ -7,9 +7,9 @@ from pathlib import Path
 
 from atlas_wm.errors import UserError
 from atlas_wm.runs.card import CARD
-from atlas_wm.runs.folder import BANK, CONFIG, DEMONSTRATIONS, NORMALIZER, STATES, WEIGHTS
+from atlas_wm.runs.folder import BANK, CONFIG, DEMONSTRATIONS, NORMALIZER, STATES, TEMPORAL_HEAD, WEIGHTS
 
-FILES = [CONFIG, WEIGHTS, NORMALIZER, BANK, DEMONSTRATIONS, STATES]  # the last three are optional
+FILES = [CONFIG, WEIGHTS, NORMALIZER, BANK, DEMONSTRATIONS, TEMPORAL_HEAD, STATES]  # the last four are optional
 
 
 def fetch(repo_id: str, revision: str | None = None) -> Path:

@@ -10,6 +10,7 @@ from atlas_wm.errors import UserError
 from atlas_wm.models.bank import LatentBank
 from atlas_wm.models.demonstrations import Demonstrations
 from atlas_wm.models.image_bank import COLOURS, SIDE, ImageBank
+from atlas_wm.models.temporal_head import TemporalHead
 from atlas_wm.models.world_model import TRAINING_ONLY, WorldModel
 from atlas_wm.runs.card import CARD, model_card
 from atlas_wm.runs.files import write_atomically, write_tensors
@@ -17,6 +18,7 @@ from atlas_wm.runs.folder import (
     BANK,
     DEMONSTRATIONS,
     STATES,
+    TEMPORAL_HEAD,
     TERMS,
     WEIGHTS,
     read_bank,
@@ -40,7 +42,7 @@ def load_model(
 
     ``model.run`` holds the settings it was trained with. ``revision``: branch, tag or commit on the hub.
     ``weights``: other weights of a run folder than the final ones, such as ``best`` or ``step-2000``. The latent
-    bank and the demonstrations belong to the final weights, so the model has none then.
+    bank, the demonstrations and the temporal head belong to the final weights, so the model has none then.
     """
     if is_hub_id(source):
         source = fetch(str(source), revision)
@@ -56,6 +58,7 @@ def load_model(
         model.bank = load_bank(source, width)
         chunk = info.config.model.frameskip * info.action_size
         model.demonstrations = load_demonstrations(source, width, chunk)
+        model.temporal_head = load_temporal_head(source, width)
     model.states = read_states(source)
     return model.eval().to(device)
 
@@ -73,7 +76,7 @@ def absolute_source(source: str | Path) -> str:
 
 def save_model(model: WorldModel, folder: str | Path) -> None:
     """Write what :func:`load_model` reads: settings, weights, normalizer and, where there are, bank,
-    demonstrations and states.
+    demonstrations, temporal head and states.
 
     The parameters of the user's loss terms go to a file of their own, which load_model does not read.
     """
@@ -97,6 +100,10 @@ def save_model(model: WorldModel, folder: str | Path) -> None:
         (folder / DEMONSTRATIONS).unlink(missing_ok=True)
     else:
         save_demonstrations(model.demonstrations, folder)
+    if model.temporal_head is None:
+        (folder / TEMPORAL_HEAD).unlink(missing_ok=True)
+    else:
+        save_temporal_head(model.temporal_head, folder)
     if model.states is not None:
         with write_atomically(folder / STATES) as temporary:
             temporary.write_bytes(model.states)
@@ -172,3 +179,24 @@ def load_demonstrations(folder: str | Path, width: int, chunk: int) -> Demonstra
 
 def save_demonstrations(demonstrations: Demonstrations, folder: Path) -> None:
     write_tensors(folder / DEMONSTRATIONS, vars(demonstrations))
+
+
+def load_temporal_head(folder: str | Path, width: int) -> TemporalHead | None:
+    """The temporal head of a run folder, or None. width: coordinates of the model's points."""
+    stored = read_bank(folder, TEMPORAL_HEAD)
+    if stored is None:
+        return None
+    path, remedy = Path(folder) / TEMPORAL_HEAD, f"delete it and make it again with `atlas head {folder}`"
+    shapes = {name: tuple(tensor.shape) for name, tensor in stored.items()}
+    if shapes != TemporalHead.shapes(width) or any(tensor.is_complex() for tensor in stored.values()):
+        raise UserError(
+            f"{path} does not fit the model, whose points have {width} coordinates (it holds {shapes}): {remedy}"
+        )
+    head = TemporalHead(**{name: tensor.float() for name, tensor in stored.items()})
+    if not all(tensor.isfinite().all() for tensor in vars(head).values()):
+        raise UserError(f"{path} is damaged (it is not finite): {remedy}")
+    return head
+
+
+def save_temporal_head(head: TemporalHead, folder: Path) -> None:
+    write_tensors(folder / TEMPORAL_HEAD, {name: t.cpu().contiguous() for name, t in vars(head).items()})
