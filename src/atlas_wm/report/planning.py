@@ -12,8 +12,8 @@ from matplotlib.ticker import MaxNLocator
 from atlas_wm.report import captions
 from atlas_wm.report.naming import task_name
 from atlas_wm.report.page_table import Table
-from atlas_wm.report.runs import Group, Json, Study
-from atlas_wm.report.section import Section, diagnostic_notices, per_task
+from atlas_wm.report.runs import Group, Json, Run, Study
+from atlas_wm.report.section import Notice, Section, diagnostic_notices, names, per_task
 from atlas_wm.report.style import (
     ALPHAS,
     DASHES,
@@ -164,9 +164,12 @@ def regret_section(study: Study) -> Section:
         "Planning bound and regret",
         "How much worse than the best candidate is the chosen one, and what does the theory guarantee?",
     )
-    section.blocks += diagnostic_notices(study, "regret")
+    section.blocks += diagnostic_notices(study, "regret") + _not_covered(study)
     scatters, parts, rows, data = [], [], [], []
-    for task, groups in study.measured("regret"):
+    for task, measured in study.measured("regret"):
+        groups = [(group, results) for group, results in measured if not _plans_by_time(group.runs[0])]
+        if not groups:
+            continue
         most = max((v for _, rs in groups for r in rs for v in _known(r["regret"])), default=1.0)
         high = max((v for _, rs in groups for r in rs for v in _known(r["bound"])), default=1.0)
         for group, results in groups:
@@ -214,6 +217,23 @@ def regret_section(study: Study) -> Section:
             ).without_constant("Task"),
         ]
     return section
+
+
+def _plans_by_time(run: Run) -> bool:
+    return run.config["config"]["plan"].get("cost") == "temporal"
+
+
+def _not_covered(study: Study) -> list[Notice]:
+    """The bound is one on the latent distance, which the cost temporal does not minimise."""
+    left_out = [run for run in study.runs if _plans_by_time(run)]
+    evaluated = [
+        run
+        for run in study.runs
+        if run not in left_out and any(e.result.plan.cost == "temporal" for e in run.evaluations.values())
+    ]
+    reason = "The paper's bounds do not cover plans with the cost temporal"
+    texts = [(left_out, f"{reason}, so none is shown for"), (evaluated, f"{reason}, such as those evaluated of")]
+    return [Notice("note", f"{text} {names(runs)}.") for runs, text in texts if runs]
 
 
 def _known(values: Sequence[float | None]) -> list[float]:
