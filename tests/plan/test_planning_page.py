@@ -1,12 +1,16 @@
 """The Python of README.md and docs/guides/planning.md, executed as a reader would."""
 
 import re
+import shutil
 from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
+
+from atlas_wm.models.temporal_head import TemporalHead
+from atlas_wm.runs.model import save_temporal_head
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", ROOT / "docs" / "guides" / "planning.md"]
@@ -15,8 +19,8 @@ NOT_RUN = ("push_to_hub",)
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_the_page_works_as_written(page, trained, task, tmp_path, monkeypatch):
-    (tmp_path / "runs").mkdir()
-    (tmp_path / "runs" / "tworoom-atlas-demo").symlink_to(trained)
+    run = shutil.copytree(trained, tmp_path / "runs" / "tworoom-atlas-demo")
+    save_temporal_head(TemporalHead.initial(torch.randn(9, 32), torch.Generator()), run)
     monkeypatch.chdir(tmp_path)
     frames = task.draw(np.array([[60, 60], [80, 70], [50, 90]], np.float32), 224)
     images = frames.permute(0, 2, 3, 1).numpy()

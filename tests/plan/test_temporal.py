@@ -40,27 +40,34 @@ def model(request, demo_model):
     return with_head(WorldModel(config, action_size=2).eval())
 
 
-def by_hand(model, latents, z_goal):
-    """(B, S, H, …) and (B, …) → (B, S), candidate by candidate"""
-    costs = torch.empty(latents.shape[:2])
-    for b in range(latents.shape[0]):
-        goal = z_goal[b] if z_goal.ndim == 2 else z_goal[b].mean(dim=0)
-        for s in range(latents.shape[1]):
-            steps = latents[b, s] if z_goal.ndim == 2 else latents[b, s].mean(dim=1)
-            costs[b, s] = min(model.temporal_head(step, goal) for step in steps)
+def by_hand(model, start, latents, z_goal):
+    """(B, …), (B, S, H, …) and (B, …) → (B, S), candidate by candidate"""
+    start, latents, z_goal = (z.mean(dim=-2) if z_goal.ndim == 3 else z for z in (start, latents, z_goal))
+    costs, d = torch.empty(latents.shape[:2]), model.temporal_head
+    for b, of_episode in enumerate(latents):
+        for s, path in enumerate(of_episode):
+            before, jumped, least = start[b], 0.0, torch.inf
+            for z in path:
+                jumped += 3 * max(0.0, float(d(before, z)) - 2)
+                before, least = z, min(least, float(d(z, z_goal[b])) + jumped)
+            costs[b, s] = least
     return costs
 
 
-def test_the_nearest_step_in_time_counts(model):
+def test_the_nearest_step_in_time_counts_and_jumps_cost(model):
     side = model.config.encoder.image_size
     with torch.no_grad():
         z, z_goal = model.encode(images(2, 1, side)), model.encode(images(2, 2, side))
         candidates = torch.randn(2, 4, 3, 10, generator=make_rng(3))
-        expected = by_hand(model, model.rollout(z, candidates), z_goal)
-        cost = make_cost(PLAN, model)
-        torch.testing.assert_close(candidate_costs(cost, model, model, z, candidates, z_goal), expected)
-        at_goal = Imagined(model, z, z_goal, candidates[:, :1], z_goal[:, None, None].expand(2, 1, 3, *z.shape[1:]))
-        assert cost(at_goal).max() < 1e-5
+        latents, cost = model.rollout(z, candidates), make_cost(PLAN, model)
+        found = candidate_costs(cost, model, model, z, candidates, z_goal)
+        torch.testing.assert_close(found, by_hand(model, z, latents, z_goal), atol=1e-5, rtol=1e-4)
+        at_goal = z_goal[:, None, None].expand(2, 1, 3, *z.shape[1:])
+        assert cost(Imagined(model, z_goal, z_goal, candidates[:, :1], at_goal)).max() < 1e-5
+        model.temporal_head = replace(model.temporal_head, scale=model.temporal_head.scale + 50)  # all is far away
+        there = make_cost(PLAN, model)
+        jumped = there(Imagined(model, z, z_goal, candidates[:, :1], at_goal))[:, 0]
+        torch.testing.assert_close(jumped, 3 * (there.distance(model, z, z_goal) - 2))
 
 
 def test_a_plan_reports_model_steps(model):
@@ -70,8 +77,8 @@ def test_a_plan_reports_model_steps(model):
     with torch.no_grad():
         z, z_goal = model.encode(frame), model.encode(goal)
     imagined = torch.from_numpy(plan.latents)[None, None]
-    assert plan.cost == pytest.approx(float(by_hand(model, imagined, z_goal)), rel=1e-4)
-    assert plan.start_cost == pytest.approx(float(by_hand(model, z[:, None, None], z_goal)), rel=1e-4)
+    assert plan.cost == pytest.approx(float(by_hand(model, z, imagined, z_goal)), rel=1e-4)
+    assert plan.start_cost == pytest.approx(float(by_hand(model, z, z[:, None, None], z_goal)), rel=1e-4)
     (standing,) = planner.plan_batch(frame, frame, [make_rng(0)])
     assert standing.start_cost == 0
 
@@ -91,7 +98,7 @@ def test_a_search_continues_the_last_plan_and_starts_from_demonstrations(demo_mo
     with torch.no_grad():
         z, z_goal = model.encode(frames[:1]), model.encode(goals)
         proposals = planner.retrieval.proposals(start, z, z_goal)
-        assert plan.cost <= by_hand(model, model.rollout(z, proposals), z_goal).min() * (1 + 1e-4)
+        assert plan.cost <= by_hand(model, z, model.rollout(z, proposals), z_goal).min() * (1 + 1e-4)
 
 
 def test_the_librarys_solvers_see_the_same_costs(model):

@@ -98,7 +98,8 @@ def plan(
     """Plan from an image of the current state to an image of the goal. Prints JSON.
 
     - actions: what to execute, in the environment's units
-    - cost, start_cost: latent distance to the goal at the end of the plan, and now
+    - cost, start_cost: latent distance to the goal at the end of the plan, and now; in model steps with --cost
+      temporal
     - remaining: the share of that distance that is left at the end; high values predict failure
     - novelty: percentiles of the latents of frame, goal and predicted end, and of the images of frame and goal,
       among known frames. 50 is typical; do not trust a plan with one above 99.
