@@ -215,7 +215,9 @@ def test_what_cannot_be_searched_is_refused(run_folder, flags, said):
 
 
 def test_your_own_cost_is_refused():
-    with pytest.raises(UserError, match=r"knows --solver cem and the costs terminal and nearest, not .* cost a:B"):
+    with pytest.raises(
+        UserError, match=r"knows --solver cem and the costs terminal, nearest, temporal, not .* cost a:B"
+    ):
         oracle_plan(PlanConfig(cost="a:B"))
 
 

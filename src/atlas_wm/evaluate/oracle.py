@@ -31,7 +31,7 @@ def oracle_plan(plan: PlanConfig, candidates: int | None = None, iterations: int
     if plan.solver != "cem" or plan.cost not in COSTS:
         own = ", ".join(f"{part} {name}" for part, name in plan.own_parts.items())
         raise UserError(
-            f"--policy oracle knows --solver cem and the costs {' and '.join(COSTS)}, not your own {own}: "
+            f"--policy oracle knows --solver cem and the costs {', '.join(COSTS)}, not your own {own}: "
             f"leave oracle out, or pass --solver cem --cost terminal"
         )
     candidates = min(plan.candidates, CANDIDATES) if candidates is None else candidates
