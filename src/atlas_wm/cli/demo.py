@@ -5,19 +5,20 @@ from pathlib import Path
 
 def demo(
     out: Path = Path("runs/demo"),
-    seeds: tuple[int, ...] = (3072,),
+    seeds: int = 1,
     fresh: bool = False,
 ) -> None:
     """Collect data, train ATLAS and LeWM on TwoRoom, evaluate, diagnose and report. About 10 minutes on 2 cores.
 
-    Open OUT/report/index.html when it ends. Finished parts of an earlier demo are reused.
+    Open OUT/report/index.html when it ends. Called again, it continues. It is `atlas study demo`
+    in one process, with a film and curves.
 
         atlas demo
-        atlas demo --seeds 3072 3073 3074 --out runs/demo3
+        atlas demo --seeds 3 --out runs/demo3
 
     Args:
         out: Folder for the dataset, the run folders and the report.
-        seeds: Training seeds. With several, the table shows means over them.
+        seeds: Number of training seeds. With several, the table shows means over them.
         fresh: Delete OUT and start over.
     """
     from atlas_wm.cli.demo_job import run_demo

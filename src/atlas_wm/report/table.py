@@ -16,9 +16,8 @@ HALVES: dict[Half, str] = {"id": "ID half", "ood": "OOD half"}  # by novelty of 
 
 
 def condition(report: EvaluationResult) -> str:
-    weights = f", weights {report.weights}" if report.weights else ""
-    varied = f", vary {report.variation_text}" if report.variation else ""
-    return f"offset {report.protocol.offset}, budget {report.protocol.budget}{weights}{varied}"
+    rest = report.condition_suffix(report.data.hash)
+    return f"offset {report.protocol.offset}, budget {report.protocol.budget}{rest}"
 
 
 def success_rows(reports: Sequence[EvaluationResult]) -> list[dict[str, Any]]:

@@ -277,6 +277,8 @@ class EvaluationResult:
             parts.append("without episodes solved at the start")
         if plan.cost != "terminal":
             parts.append(f"cost {plan.cost}")
+        if plan.start != "zero":
+            parts.append(f"start {plan.start}")
         if plan.solver != "cem":
             parts.append(f"solver {plan.solver}")
         if plan.execute != plan.horizon:

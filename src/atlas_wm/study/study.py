@@ -101,7 +101,12 @@ STUDIES = {
     "demo": Study(
         methods=("lewm", "atlas"),
         recipes=("demo",),
-        evaluations=(Evaluation(25, 50, 100, (42,)), Evaluation(50, 75, 100, (42,))),
+        evaluations=(
+            Evaluation(25, 50, 100, (42,)),
+            Evaluation(50, 75, 100, (42,)),
+            Evaluation(100, 125, 100, (42,)),
+            Evaluation(100, 125, 100, (42,), ("--start", "retrieval")),
+        ),
     ),
     "ablation": Study(methods=ARMS, recipes=("paper",)),
     "paper": Study(("tworoom", "pusht", "cube"), (*ARMS, "pldm", "fast-wm"), seeds=3, part="all"),
