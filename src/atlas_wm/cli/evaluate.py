@@ -54,7 +54,7 @@ def evaluate(
         atlas eval runs/tworoom-atlas-demo --vary door.position=150 agent.color=0,0,255
 
     Args:
-        run: Run folder.
+        run: Run folder, or demo: a TwoRoom model that comes with the package; results go to runs/pretrained-demo.
         offset: Steps of the demonstration between start and goal.
         budget: Steps an episode may take.
         episodes: Episodes per seed.
@@ -87,7 +87,9 @@ def evaluate(
     if len(given) > 1:
         raise UserError(f"--task takes one task for an evaluation, not {len(given)}: {', '.join(task)}")
     from atlas_wm.runs.folder import read_run
+    from atlas_wm.runs.shipped import working_copy
 
+    run = working_copy(run)
     info, _ = read_run(run)
     from atlas_wm.evaluate.protocol import Protocol
     from atlas_wm.report.table import beside_plain, ceiling_line, print_results, remaining_line

@@ -106,9 +106,10 @@ def plan(
     - seconds, peak_memory: planning time, and memory in bytes
 
         atlas plan runs/tworoom-atlas-demo --frame now.png --goal goal.png
+        atlas plan demo --frame now.png --goal goal.png
 
     Args:
-        run: Run folder.
+        run: Run folder, or demo: a TwoRoom model that comes with the package.
         frame: Image of the current state.
         goal: Image of the goal.
         seed: Seed of the search.

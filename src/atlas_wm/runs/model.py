@@ -29,6 +29,7 @@ from atlas_wm.runs.folder import (
     write_info,
 )
 from atlas_wm.runs.hub import fetch, publish
+from atlas_wm.runs.shipped import shipped
 
 
 def load_model(
@@ -39,11 +40,13 @@ def load_model(
     weights: str | None = None,
 ) -> WorldModel:
     """Load a trained model, in eval mode, from a run folder or from a Hugging Face repository ``user/name``.
+    ``demo`` is a model that comes with the package.
 
     ``model.run`` holds the settings it was trained with. ``revision``: branch, tag or commit on the hub.
     ``weights``: other weights of a run folder than the final ones, such as ``best`` or ``step-2000``. The latent
     bank, the demonstrations and the temporal head belong to the final weights, so the model has none then.
     """
+    source = shipped(source) or source
     if is_hub_id(source):
         source = fetch(str(source), revision)
     info, normalizer = read_run(source)
