@@ -127,7 +127,8 @@ class Shown:
         rows = sorted(self.progress.values(), key=lambda p: order[p.state])
         for p in rows[:MOST_ROWS]:
             seconds = time.monotonic() - p.started if p.state == "running" else p.seconds
-            now = last_line(self.records.log(p.unit)) if p.state in ("running", "failed") else p.why
+            now = last_line(self.records.log(p.unit)) if p.state in ("running", "failed") else ""
+            now = p.why if p.state == "waiting" else now
             style = STYLES[p.state]
             table.add_row(p.unit.name, f"[{style}]{p.state}[/]", duration(seconds) if seconds else "", now[:160])
         if len(rows) > MOST_ROWS:
