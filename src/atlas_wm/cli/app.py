@@ -22,6 +22,7 @@ from atlas_wm.cli.head import head
 from atlas_wm.cli.methods import methods
 from atlas_wm.cli.plan import PLAN_FLAGS, plan
 from atlas_wm.cli.report import report
+from atlas_wm.cli.show import show
 from atlas_wm.cli.study import study
 from atlas_wm.cli.train import make_train, recipe_defaults
 from atlas_wm.errors import UserError, unknown
@@ -41,6 +42,7 @@ Run everything once, on a laptop:
 Or step by step:
 
     atlas collect tworoom --episodes 5000 --no-pixels          # record demonstrations
+    atlas show data/tworoom.lance                              # look at them: one HTML page
     atlas train tworoom --method atlas --recipe demo           # train; writes runs/tworoom-atlas-demo
     atlas eval runs/tworoom-atlas-demo --part heldout          # success in the environment
     atlas plan runs/tworoom-atlas-demo --frame now.png --goal goal.png
@@ -58,6 +60,7 @@ takes --plugin MODULE, which imports your own code before a run that names it is
 
 COMMANDS: dict[str, Callable[..., None]] = {
     "collect": collect,
+    "show": show,
     "train": make_train(get_recipe("paper")("atlas")),
     "eval": evaluate,
     "plan": plan,

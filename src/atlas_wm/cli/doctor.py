@@ -14,8 +14,13 @@ from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
+from tyro.conf import Positional
+
+from atlas_wm.cli.arguments import by_default
+from atlas_wm.cli.show import DataTask, check_dataset
+from atlas_wm.errors import UserError
 from atlas_wm.runs.versions import MODULES, install_command, to_install
 from atlas_wm.task_table import TASKS, WITH_ENV
 
@@ -32,14 +37,33 @@ NO_ANSWER, WAIT = "no answer", "try again when the machine is idle"
 INSTALL_ENVS = install_command("stable_worldmodel")
 
 
-def doctor() -> None:
-    """Check this machine: device, precision, renderer, environments, dataset formats and package versions.
+def doctor(
+    data: Positional[Annotated[Path | None, by_default("check this machine", "DATA")]] = None,
+    /,
+    task: DataTask = None,
+) -> None:
+    """Check this machine (device, renderer, environments, dataset formats, package versions), or a dataset.
 
     Every check that fails comes with the command that fixes it. Takes up to a minute.
 
+    With a dataset it prints what is wrong with it: NaN, actions outside the bounds, copies of episodes, black
+    frames and more, each with the number of rows or episodes and what to do. The exit status is 1 if the dataset
+    cannot be trained on. `atlas show DATA` puts the same on a page.
+
         atlas doctor
+        atlas doctor data/tworoom.lance
+        atlas doctor my_robot/ --task my_task:MyRobot
+
+    Args:
+        data: Dataset to check instead of the machine.
+        task: Task of the dataset: tworoom, pusht, cube, offline, or your own as module:Class.
     """
-    print_doctor()
+    if data is not None:
+        check_dataset(data, task)
+    elif task is not None:
+        raise UserError("--task needs a dataset: atlas doctor DATA --task TASK")
+    else:
+        print_doctor()
 
 
 @dataclass(frozen=True)

@@ -229,8 +229,8 @@ class EpisodeData:
         return digest.hexdigest()[:16]
 
 
-def find_dataset(path: str | Path, task: Task) -> Path:
-    """The path as given, or in $STABLEWM_HOME; the ending may be omitted."""
+def find_dataset(path: str | Path, task: Task | None = None) -> Path:
+    """The path as given, or in $STABLEWM_HOME; the ending may be omitted. task: named in the error."""
     home = os.environ.get("STABLEWM_HOME")
     candidates = [Path(path)] + ([Path(home, path), Path(home, "datasets", path)] if home else [])
     for candidate in candidates:
@@ -239,10 +239,12 @@ def find_dataset(path: str | Path, task: Task) -> Path:
             if whole.exists():
                 return whole.resolve()
     looked = ", ".join(str(p) for p in candidates)
-    remedy = f"collect one with `atlas collect {task.name} --out {path}`, or pass --data"
-    raise UserError(
-        f"there is no dataset {path} (looked at: {looked}): {remedy if task.has_env else 'pass --data'}"
-    )
+    collect = f"collect one with `atlas collect {task.name if task else 'TASK'} --out {path}`"
+    if task is None:
+        remedy = f"check the path, or {collect}"
+    else:
+        remedy = f"{collect}, or pass --data" if task.has_env else "pass --data"
+    raise UserError(f"there is no dataset {path} (looked at: {looked}): {remedy}")
 
 
 def card_path(data: Path) -> Path:
@@ -250,19 +252,23 @@ def card_path(data: Path) -> Path:
     return data.with_name(data.name + ".card.json")
 
 
-def check_card(data: EpisodeData) -> None:
-    """Refuse data whose card has another hash: the data changed after it was collected."""
-    path = card_path(data.path)
-    if not path.exists():
-        return
-    card = read_json(path, MOST_SETTINGS)
+def read_card(data: Path) -> dict[str, Any]:
+    """The card of a dataset; empty if it has none."""
+    path = card_path(data)
+    card = read_json(path, MOST_SETTINGS) if path.exists() else {}
     if not isinstance(card, dict):
         raise UserError(f"{path} is not the card of a dataset: delete it")
+    return card
+
+
+def check_card(data: EpisodeData) -> None:
+    """Refuse data whose card has another hash: the data changed after it was collected."""
+    card = read_card(data.path)
     # Another task may read other columns, which the card does not cover.
     if card.get("task") == task_id(data.task) and card.get("hash") != data.content_hash():
         raise UserError(
-            f"{data.path} does not match its card {path.name}: it is damaged, or was changed after collection; "
-            f"collect it again, or delete the card if you made the change"
+            f"{data.path} does not match its card {card_path(data.path).name}: it is damaged, or was "
+            f"changed after collection; collect it again, or delete the card if you made the change"
         )
 
 

@@ -1,5 +1,6 @@
 """Moments of a dataset, beside those of published data: does a collected dataset resemble what the paper used?"""
 
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -57,7 +58,16 @@ def moments_of(data: EpisodeData) -> dict[str, Moment]:
 
 def moments_table(card: dict[str, Any]) -> str:
     """The ``moments`` of a dataset's card as aligned text: ours, published, ratio."""
-    found = {name: Moment(**entry) for name, entry in card.items()}
+    head, *rows = moment_rows({name: Moment(**entry) for name, entry in card.items()})
+    lines = [head, *rows[:MOST_SHOWN]]
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    texts = ["  ".join(c.ljust(w) for c, w in zip(line, widths, strict=True)).rstrip() for line in lines]
+    more = [f"{len(rows) - MOST_SHOWN} more are on the card"] if len(rows) > MOST_SHOWN else []
+    return "\n".join(texts + more)
+
+
+def moment_rows(found: Mapping[str, Moment]) -> list[list[str]]:
+    """Cells of a table: a header, and a row for each moment. Published values only where some are known."""
     head, rows = ["", "this dataset"], []
     known = any(moment.published for moment in found.values())
     for name, moment in found.items():
@@ -66,11 +76,7 @@ def moments_table(card: dict[str, Any]) -> str:
             ratio = None if name.endswith(" mean") else moment.ratio  # a mean depends on where zero is
             row += [_text(moment.published), ", ".join(f"{value:.2f}" for value in ratio or ())]
         rows.append(row)
-    lines = [head + ["published", "ratio"] * known, *rows[:MOST_SHOWN]]
-    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-    texts = ["  ".join(c.ljust(w) for c, w in zip(line, widths, strict=True)).rstrip() for line in lines]
-    more = [f"{len(rows) - MOST_SHOWN} more are on the card"] if len(rows) > MOST_SHOWN else []
-    return "\n".join(texts + more)
+    return [head + ["published", "ratio"] * known, *rows]
 
 
 def _text(values: tuple[float, ...] | None) -> str:

@@ -27,6 +27,10 @@ TIME_LIMIT = 120.0  # seconds to make an environment and render
 MOST_MEAN = 2.0  # grey levels, over a frame
 GRID, MOST_CELL = 28, 24  # grey levels, mean over a cell of a 28×28 grid: detects small objects in other colours
 PIXEL_DIFFERS = 16  # grey levels, for the share of pixels in the warning
+REMEDY = (
+    "A model trained on these frames will see others when it acts: install the versions that recorded them, or "
+    "collect again"
+)
 
 
 def check_rendering(data: EpisodeData) -> None:
@@ -35,36 +39,41 @@ def check_rendering(data: EpisodeData) -> None:
     The environment runs in a separate process with a time limit. If it fails, a log line says that nothing was
     compared. Only the main process checks. Tasks without an environment are not checked.
     """
-    if not (is_main() and data.has_pixels and data.task.has_env):
+    if not is_main():
         return
-    rows = np.unique((len(data.states) * (np.arange(ROWS) + 0.5) / ROWS).astype(np.int64))
-    episodes, _ = data.locate(rows)
-    goals = np.minimum(rows + AHEAD, data.offsets[episodes] + data.lengths[episodes] - 1)
     try:
-        stored = data.frames_of(rows)
-        frames = _render_in_subprocess(task_id(data.task), data.start_states(rows), data.states[goals])
-        rendered = torch.cat([reduce_frames(frame_to_tensor(frame), data.image_size) for frame in frames])
+        difference = rendering_difference(data)
     except Exception as error:  # a failing check must not stop training
         log.info("stored frames are not compared with renders of %s: %s", data.task.name, one_line(error))
         return
+    if difference:
+        log.warning("%s: %s. %s", data.path, difference, REMEDY)
+
+
+def rendering_difference(data: EpisodeData) -> str:
+    """How the stored frames of a few rows differ from their renders; empty if they do not, or if the data has no
+    frames or no environment. Raises what the environment raises."""
+    if not (data.has_pixels and data.task.has_env):
+        return ""
+    rows = np.unique((len(data.states) * (np.arange(ROWS) + 0.5) / ROWS).astype(np.int64))
+    episodes, _ = data.locate(rows)
+    goals = np.minimum(rows + AHEAD, data.offsets[episodes] + data.lengths[episodes] - 1)
+    stored = data.frames_of(rows)
+    frames = _render_in_subprocess(task_id(data.task), data.start_states(rows), data.states[goals])
+    rendered = torch.cat([reduce_frames(frame_to_tensor(frame), data.image_size) for frame in frames])
     grid = min(GRID, data.image_size)
     difference = (stored.int() - rendered.int()).abs()
     cells = (reduce_frames(stored, grid).int() - reduce_frames(rendered, grid).int()).abs()
     means = difference.float().mean(dim=(1, 2, 3))
     wrong = (means > MOST_MEAN) | (cells.amax(dim=(1, 2, 3)) > MOST_CELL)
-    if wrong.any():
-        share = 100 * (difference[wrong].amax(dim=1) > PIXEL_DIFFERS).float().mean()
-        log.warning(
-            "%s: the installed environment of %s renders other frames than the stored ones: rows %s differ by "
-            "%.1f grey levels on average, and %.1f %% of the pixels by more than %d. A model trained on these "
-            "frames will see others when it acts: install the versions that recorded them, or collect again",
-            data.path,
-            data.task.name,
-            ", ".join(map(str, rows[wrong.numpy()])),
-            means[wrong].mean(),
-            share,
-            PIXEL_DIFFERS,
-        )
+    if not wrong.any():
+        return ""
+    share = 100 * (difference[wrong].amax(dim=1) > PIXEL_DIFFERS).float().mean()
+    return (
+        f"the installed environment of {data.task.name} renders other frames than the stored ones: rows "
+        f"{', '.join(map(str, rows[wrong.numpy()]))} differ by {means[wrong].mean():.1f} grey levels on average, "
+        f"and {share:.1f} % of the pixels by more than {PIXEL_DIFFERS}"
+    )
 
 
 def _render(task: Task, states: np.ndarray, goals: np.ndarray) -> np.ndarray:

@@ -65,7 +65,7 @@ def write_report(runs: Sequence[str | Path], out: str | Path | None = None) -> P
     sections = [section for build in SECTIONS if (section := _finish(build, study, files))["blocks"]]
     page = folder / "index.html"
     page.write_text(
-        _template().render(
+        page_template().render(
             study=study,
             tasks=[task_name(task) for task in study.tasks],
             runs=[_run_line(run) for run in study.runs],
@@ -150,8 +150,9 @@ def _run_line(run: Run) -> dict[str, Any]:
     }
 
 
-def _template() -> jinja2.Template:
-    loader = jinja2.FileSystemLoader(Path(__file__).parent)
+def page_template(name: str = "page.html", *folders: Path) -> jinja2.Template:
+    """folders: of templates that extend page.html."""
+    loader = jinja2.FileSystemLoader([*folders, Path(__file__).parent])
     environment = jinja2.Environment(loader=loader, autoescape=True, trim_blocks=True, lstrip_blocks=True)
     environment.filters["themed"] = themed
-    return environment.get_template("page.html")
+    return environment.get_template(name)

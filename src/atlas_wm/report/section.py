@@ -12,9 +12,9 @@ from atlas_wm.report.style import Figure
 
 @dataclass(frozen=True)
 class Notice:
-    """``missing``: not measured, with the command that measures it. ``warning``. ``note``: from a file."""
+    """``missing``: not measured, with the command that measures it. ``error``. ``warning``. ``note``."""
 
-    kind: Literal["missing", "warning", "note"]
+    kind: Literal["missing", "error", "warning", "note"]
     text: str
     command: str = ""
 
