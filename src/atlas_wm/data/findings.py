@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Literal
 
 import numpy as np
+import torch
 
 from atlas_wm.config import ModelConfig, TrainConfig
 from atlas_wm.data.clips import clip_index, split_clips
@@ -26,7 +27,7 @@ Level = Literal["error", "warning", "note"]  # error: the dataset cannot be trai
 LEVELS: tuple[Level, ...] = ("error", "warning", "note")
 
 IMAGE_SIZE = 96  # pixels: small objects still show
-PAIRS = 64  # sampled frames, each with the frame one action chunk later
+PAIRS, PAIRS_AT_ONCE = 200, 50  # sampled frames, each with the frame one action chunk later
 ONE_COLOUR, BLACK = 2, 8  # grey levels: largest range of a frame of one colour, largest value of a black one
 MOVED = 0.1  # of a coordinate's standard deviation, within an action chunk: two frames must then differ
 STILL = 0.2  # of the pairs of a dataset without a state: a robot may stand still, but not most of the time
@@ -51,7 +52,8 @@ class InspectedData(EpisodeData):
             super()._check_finite(name, values, remedy)
         except UserError as error:
             text = str(error).removeprefix(f"{self.path}: ").removesuffix(f": {remedy}")
-            self.not_finite[name] = Finding("error", text, remedy)
+            again = "write the dataset again without these episodes"
+            self.not_finite[name] = Finding("error", text, again if again in remedy else f"{again}; {remedy}")
 
     @property
     def with_action(self) -> np.ndarray:
@@ -224,21 +226,17 @@ def frames_show_something(data: InspectedData) -> Iterator[Finding]:
     episodes = np.sort(rng.choice(usable, PAIRS))
     starts = rng.integers(0, data.lengths[episodes] - ahead)
     try:
-        pairs = data.frames(episodes, starts, 2)
+        parts = np.arange(PAIRS).reshape(-1, PAIRS_AT_ONCE)
+        pairs = torch.cat([data.frames(episodes[part], starts[part], 2) for part in parts])  # (PAIRS, 2, 3, S, S)
         size = data.frame_size
     except UserError as error:  # damaged, or frames can neither be read nor drawn
         yield _split("error", str(error).removeprefix(f"{data.path}: "))
         return
     rows = data.offsets[episodes] + starts
-    frames = pairs.flatten(2)  # (PAIRS, 2, 3·S·S)
-    per_channel = pairs.flatten(3)
-    for blank, name in (
-        (frames.amax(dim=2) <= BLACK, "black"),
-        (
-            ((per_channel.amax(3) - per_channel.amin(3)) <= ONE_COLOUR).all(2) & (frames.amax(dim=2) > BLACK),
-            "of one colour",
-        ),
-    ):
+    brightest, ranges = pairs.flatten(2).amax(2), pairs.flatten(3).amax(3) - pairs.flatten(3).amin(3)
+    black = brightest <= BLACK  # (PAIRS, 2)
+    one_colour = (ranges <= ONE_COLOUR).all(2) & ~black
+    for blank, name in ((black, "black"), (one_colour, "of one colour")):
         if blank.any():
             pair, late = blank.nonzero()[0].tolist()
             text = (
@@ -247,7 +245,7 @@ def frames_show_something(data: InspectedData) -> Iterator[Finding]:
             )
             remedy = "check the camera or the renderer (`atlas doctor`), and write or collect these episodes again"
             yield Finding("error" if blank.all() else "warning", text, remedy)
-    same = (frames[:, 0] == frames[:, 1]).all(1).numpy()
+    same = ((pairs[:, 0] == pairs[:, 1]).flatten(1).all(1) & ~(black | one_colour).any(1)).numpy()
     states = data.coordinate_states()
     if states.shape[1]:
         values = np.concatenate([part.values for part in data.task.coordinates(states)], axis=1)

@@ -67,7 +67,8 @@ def _draw_histogram(axes: Axes, values: np.ndarray, unit: str, marks: Sequence[t
         axes.axvline(position, color=MUTED, lw=1, ls=(0, (4, 3)))
         axes.annotate(label, (position, 1), (3, -2), xycoords=("data", "axes fraction"),
                       textcoords="offset points", fontsize=8, color=MUTED, va="top", bbox=CLEAR)  # fmt: skip
-    axes.set(xlabel=unit, ylabel="")
+    axes.margins(y=0.18 if any(label for _, label in marks) else 0.05)
+    axes.set(xlabel=unit)
 
 
 def coverage(title: str, points: np.ndarray, labels: tuple[str, str], unit: str = "") -> Panel:

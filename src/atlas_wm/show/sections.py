@@ -45,8 +45,8 @@ ACTIONS = Caption(
 def findings_section(found: Sequence[Finding]) -> Section:
     section = Section("findings", "Findings", "What is wrong with the dataset, and what helps?")
     for finding in found:
-        remedy = finding.remedy[:1].upper() + finding.remedy[1:]
-        section.blocks.append(Notice(finding.level, f"{finding.text[:1].upper()}{finding.text[1:]}. {remedy}."))
+        sentences = [text[:1].upper() + text[1:] + "." for text in (finding.text, finding.remedy)]
+        section.blocks.append(Notice(finding.level, " ".join(sentences).replace("`", "")))
     if not found:
         section.blocks.append(Notice("note", "Nothing: all checks passed."))
     return section
@@ -61,6 +61,8 @@ def episodes_section(data: InspectedData) -> Section:
     found = moments(data.task, data.lengths, data.actions, data.coordinate_states())
     header, *rows = moment_rows(found)
     note = "Mean and standard deviation of each coordinate, separated by commas."
+    if data.not_finite:
+        note += " Moments of columns with NaN or infinite values are nan."
     if len(rows) > MOST_SHOWN:
         note += f" {len(rows) - MOST_SHOWN} more are not shown."
     section.blocks.append(Table("moments", "Moments", header, rows[:MOST_SHOWN], note=note))
@@ -147,7 +149,7 @@ def card_section(data: InspectedData) -> Section:
     if rows:
         section.blocks.append(Table("card", card_path(data.path).name, ["", "value"], rows))
     else:
-        section.blocks.append(Notice("note", "There is no card. `atlas collect` writes one next to its datasets."))
+        section.blocks.append(Notice("note", "There is no card. atlas collect writes one next to its datasets."))
     return section
 
 
