@@ -26,7 +26,7 @@ def made(pixels: bool = True) -> dict[str, np.ndarray]:
               np.split(5 * action, np.cumsum(LENGTHS)[:-1]), strict=True)]  # fmt: skip
     columns = {"action": action, "pos_agent": np.clip(np.concatenate(starts), 25, 95).astype(np.float32)}
     if pixels:
-        columns["pixels"] = TwoRoom().draw(columns["pos_agent"], 224).permute(0, 2, 3, 1).numpy()
+        columns["pixels"] = TwoRoom().draw(columns["pos_agent"], 96).permute(0, 2, 3, 1).numpy()
     return columns
 
 
@@ -181,7 +181,7 @@ def test_data_that_does_not_match_its_card(look, tmp_path):
     card.write_text(json.dumps({"task": "tworoom", "hash": "0", "failed": {"3": "it hung"}}))
     error, note = look(task=None)
     assert error.level == "error" and "does not match its card" in error.text
-    assert note.level == "note" and "number 3: it hung" in note.text
+    assert note.level == "note" and "number 3: 'it hung'" in note.text
 
 
 def test_a_lerobot_dataset_needs_no_task(tmp_path):
@@ -201,6 +201,9 @@ def test_errors_name_the_remedy(tmp_path, clean):
         open_to_inspect(path)
     with pytest.raises(UserError, match=r"needs .rows, 5.: pass the --data of this task, or the task of this data"):
         open_to_inspect(path, "cube")
+    card_path(path).write_text(json.dumps({"task": ["tworoom"]}))
+    with pytest.raises(UserError, match="names a task outside this package"):
+        open_to_inspect(path)
     card_path(path).write_text(json.dumps({"task": "os:system"}))
     with pytest.raises(UserError, match=r"names a task outside this package, 'os:system'.*pass --task"):
         open_to_inspect(path)

@@ -81,7 +81,7 @@ def open_to_inspect(path: str | Path, task: str | None = None) -> InspectedData:
 
 def _task_of(path: Path) -> Task:
     name = read_card(path).get("task")
-    if name in TASKS:
+    if isinstance(name, str) and name in TASKS:
         return get_task(name)
     if name is not None:  # a file does not decide which code runs
         raise UserError(
@@ -116,7 +116,9 @@ def matches_card(data: InspectedData) -> Iterator[Finding]:
     failed = read_card(data.path).get("failed")
     if isinstance(failed, dict) and failed:
         number, why = next(iter(failed.items()))
-        text = f"{len(failed)} episodes failed while the dataset was collected, such as number {number}: {why}"
+        text = (
+            f"{len(failed)} episodes failed while the dataset was collected, such as number {number}: {short(why)}"
+        )
         yield Finding("note", text, "they are left out; nothing to do unless there are many")
 
 

@@ -58,8 +58,7 @@ def write_page(
     text = page_template("dataset.html", Path(__file__).parent).render(
         one_file=True,
         name=data.path.name,
-        path=data.path,
-        task=task_name(task_id(data.task)),
+        path=data.path.relative_to(here) if data.path.is_relative_to(here := Path.cwd()) else data.path,
         facts=_facts(data, found),
         sections=sections,
         version=__version__,
@@ -104,21 +103,22 @@ def _facts(data: InspectedData, found: list[Finding]) -> list[tuple[str, list[tu
                 ("Rows", f"{len(data.actions):,}"),
                 ("Training clips", f"{clips:,}"),
                 ("Shortest / median / longest", spread),
+                ("Hash", data.content_hash()),
             ],
         ),
         (
             "Contents",
             [
+                ("Task", task_name(task_id(data.task))),
                 ("Action coordinates", str(data.actions.shape[1])),
                 ("State coordinates", str(data.states.shape[1])),
                 ("Frames", _frames(data)),
-                ("Hash", data.content_hash()),
             ],
         ),
         (
             "Findings",
             [
-                ("Errors: training refuses the data", str(count["error"])),
+                ("Errors: not fit for training", str(count["error"])),
                 ("Warnings", str(count["warning"])),
                 ("Notes", str(count["note"])),
             ],

@@ -75,14 +75,16 @@ def films_section(data: InspectedData, random: int) -> Section:
     drawn = np.random.default_rng(0).choice(there, min(random, len(there)), replace=False)
     norms = np.nan_to_num(np.linalg.norm(data.actions, axis=1))
     largest = max(there, key=lambda e: norms[data.offsets[e] : data.offsets[e] + data.lengths[e] - 1].mean())
-    extremes = {
-        "longest": there[data.lengths[there].argmax()],
-        "shortest": there[data.lengths[there].argmin()],
-        "largest actions": largest,
-    }
+    extremes: dict[int, list[str]] = {}  # names by episode, which may be extreme in several ways
+    for name, episode in (
+        ("longest", there[data.lengths[there].argmax()]),
+        ("shortest", there[data.lengths[there].argmin()]),
+        ("largest actions", largest),
+    ):
+        extremes.setdefault(int(episode), []).append(name)
     try:
         films = [_film(data, int(e), f"episode {e}") for e in np.sort(drawn)]
-        extreme = [_film(data, int(e), f"{name}: episode {e}") for name, e in extremes.items()]
+        extreme = [_film(data, e, f"{', '.join(names)}: episode {e}") for e, names in extremes.items()]
     except UserError as error:
         section.blocks.append(Notice("error", f"There are no frames: {error}"))
         return section
