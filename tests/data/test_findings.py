@@ -195,6 +195,10 @@ def test_a_lerobot_dataset_needs_no_task(tmp_path):
 def test_errors_name_the_remedy(tmp_path, clean):
     with pytest.raises(UserError, match=r"there is no dataset .*atlas collect TASK --out"):
         open_to_inspect(tmp_path / "nothing.h5")
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "config.json").write_text("{}")
+    with pytest.raises(UserError, match="is a run folder: `atlas report` shows it"):
+        open_to_inspect(tmp_path / "run")
     columns = {"action": clean["action"], "pos_agent": clean["pos_agent"]}
     path = write_h5(tmp_path / "x.h5", LENGTHS, columns)
     with pytest.raises(UserError, match="no card that names its task: pass --task tworoom"):

@@ -71,6 +71,14 @@ def test_a_dataset_with_nan_still_has_a_page(tmp_path):
     assert "<b>Error.</b>" in text and "is NaN or infinite in 1 of 90 rows" in text
 
 
+@pytest.mark.parametrize("lengths", [[], [1] * 30, [30]])
+def test_a_dataset_with_little_in_it_still_has_a_page(tmp_path, lengths):
+    values = columns(30, state=3)
+    values["action"][:] = np.nan
+    out, found = write_page(open_to_inspect(write_h5(tmp_path / "x.h5", lengths, values), "offline"))
+    assert found[0].level == "error" and "<b>Error.</b>" in out.read_text()
+
+
 def test_show_prints_where_the_page_is(dataset_path, tmp_path, capsys):
     out = tmp_path / "new" / "page.html"
     main(["show", str(dataset_path), "--out", str(out), "--episodes", "0"])

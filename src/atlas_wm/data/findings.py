@@ -20,6 +20,7 @@ from atlas_wm.data.lerobot import is_lerobot
 from atlas_wm.data.render_check import REMEDY, rendering_difference
 from atlas_wm.data.training_set import GROUPED
 from atlas_wm.errors import UserError, reason, short
+from atlas_wm.runs.folder import CONFIG
 from atlas_wm.task_table import TASKS
 from atlas_wm.tasks import OfflineTask, Task, get_task
 
@@ -90,6 +91,8 @@ def _task_of(path: Path) -> Task:
         )
     if is_lerobot(path):
         return OfflineTask()
+    if (path / CONFIG).is_file():
+        raise UserError(f"{path} is a run folder: `atlas report` shows it; pass the dataset it was trained on")
     raise UserError(f"{path} has no card that names its task: pass --task {', '.join(TASKS)} or module:Class")
 
 

@@ -134,6 +134,9 @@ def actions_section(data: InspectedData) -> Section:
     section = Section("actions", "Actions", "Which actions does the data hold?")
     actions, bounds = data.actions[data.with_action], data.task.action_bounds
     actions = actions[np.isfinite(actions).all(axis=1)]
+    if not len(actions):
+        section.blocks.append(Notice("note", "No action is finite."))
+        return section
     panels = []
     for number in range(min(actions.shape[1], MOST_PANELS - 1)):
         marks = [(end, "") for end in bounds[number] if np.isfinite(end)] if bounds else []
