@@ -29,6 +29,8 @@ ALLOWED = {
     "plan": BASICS | {"kernels", "models", "runs"},
     "evaluate": BASICS | {"parallel", "runs", "models", "tasks", "data", "plan"},
     "diagnose": BASICS | {"parallel", "losses", "runs", "models", "tasks", "data", "plan", "evaluate"},
+    "client": set(),
+    "serve": BASICS | {"client", "plan"},
     "study": BASICS | {"methods", "recipes", "runs"},
     "report": {"errors", "runs", "task_table", "diagnose"},  # of diagnose only the catalog
     "show": BASICS | {"runs", "tasks", "data", "report"},
@@ -62,7 +64,8 @@ def test_the_report_imports_no_diagnostic():
 
 
 @pytest.mark.parametrize(
-    "statement", ["import atlas_wm", "import atlas_wm.cli.app", "import atlas_wm.diagnose.catalog"]
+    "statement",
+    ["import atlas_wm", "import atlas_wm.cli.app", "import atlas_wm.client", "import atlas_wm.diagnose.catalog"],
 )
 def test_light_imports_do_not_pull_in_torch(statement):
     code = f"import sys; {statement}; sys.exit(any(m in sys.modules for m in ('torch', 'stable_worldmodel')))"

@@ -22,6 +22,7 @@ from atlas_wm.cli.head import head
 from atlas_wm.cli.methods import methods
 from atlas_wm.cli.plan import PLAN_FLAGS, plan
 from atlas_wm.cli.report import report
+from atlas_wm.cli.serve import SERVE_FLAGS, serve
 from atlas_wm.cli.show import show
 from atlas_wm.cli.study import study
 from atlas_wm.cli.train import make_train, recipe_defaults
@@ -64,6 +65,7 @@ COMMANDS: dict[str, Callable[..., None]] = {
     "train": make_train(get_recipe("paper")("atlas")),
     "eval": evaluate,
     "plan": plan,
+    "serve": serve,
     "diagnose": diagnose,
     "report": report,
     "study": study,
@@ -83,7 +85,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         print(f"atlas-wm {__version__}")
         return
     given, plugins = split_plugins(given)
-    flags = {"train": setting_flags(), "eval": PLAN_FLAGS, "plan": PLAN_FLAGS}
+    flags = {"train": setting_flags(), "eval": PLAN_FLAGS, "plan": PLAN_FLAGS, "serve": SERVE_FLAGS}
     with errors_in_one_line(flags.get(given[0], {}) if given else {}, debug):
         for module in plugins:
             import_plugin(module)

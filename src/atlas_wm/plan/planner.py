@@ -3,7 +3,7 @@
 import logging
 import time
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -40,6 +40,12 @@ def dtype_of(precision: str) -> torch.dtype | None:
 
 def _name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
+
+
+def check_seed(seed: Any) -> int:
+    if type(seed) is bool or not isinstance(seed, (int, np.integer)) or not 0 <= seed <= MOST_SEED:
+        raise UserError(f"seed must be a whole number from 0 to {MOST_SEED}, not {short(seed)}")
+    return int(seed)
 
 
 class LatentNovelty(NamedTuple):
@@ -123,11 +129,10 @@ class Planner:
     def plan(self, frame: Image, goal: Image, *, seed: int = 0, last: Plan | None = None) -> Plan:
         """One plan. frame and goal: (H, W, 3) uint8, arrays or tensors, as environments render them. last: the plan
         executed before this one, to the same goal; only a cost with ``warm_start`` uses it."""
-        if type(seed) is bool or not isinstance(seed, (int, np.integer)) or not 0 <= seed <= MOST_SEED:
-            raise UserError(f"seed must be a whole number from 0 to {MOST_SEED}, not {short(seed)}")
+        seed = check_seed(seed)
         frames = self.prepare(frame_to_tensor(frame, "frame"))
         goals = self.prepare(frame_to_tensor(goal, "goal"))
-        return self.plan_batch(frames, goals, [make_rng(int(seed))], [last and last.rest])[0]
+        return self.plan_batch(frames, goals, [make_rng(seed)], [last and last.rest])[0]
 
     def prepare(self, frames: Tensor) -> Tensor:
         """(N, 3, H, W) uint8 of any size → the size that the model was trained on. Warns, once for each size, where

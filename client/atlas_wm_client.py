@@ -1,0 +1,1 @@
+../src/atlas_wm/client.py
