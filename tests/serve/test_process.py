@@ -42,7 +42,7 @@ def test_sigterm_answers_what_is_queued_and_ends_with_0(trained, frames):
             thread.join(30)
         assert len(plans) == 4
         assert server.wait(15) == 0
-        with pytest.raises(ConnectionError):
+        with pytest.raises(ConnectionError, match="connect again"):
             clients[0].plan(frames[0])
         with pytest.raises(ConnectionError, match="no server answers"):
             RemotePlanner(url)

@@ -1,5 +1,6 @@
 """What a server refuses, how it says so, and that other clients do not notice."""
 
+import contextlib
 import json
 import socket
 import struct
@@ -11,6 +12,8 @@ import urllib.request
 import msgpack
 import numpy as np
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 from websockets.exceptions import ConnectionClosed
 from websockets.sync.client import connect
 
@@ -18,6 +21,7 @@ from atlas_wm.client import RemoteError, RemotePlanner, pack, unpack
 from atlas_wm.errors import SettingError, UserError
 from atlas_wm.serve import server as server_module
 from atlas_wm.serve.config import ServeConfig
+from atlas_wm.serve.protocol import read_message
 from atlas_wm.serve.server import listen
 
 
@@ -77,8 +81,6 @@ def test_images_that_are_none_are_refused_with_a_remedy_and_the_connection_survi
     ],
 )
 def test_a_malformed_message_gets_an_error(planner, message, error):
-    from atlas_wm.serve.protocol import read_message
-
     with pytest.raises(UserError, match=error):
         read_message(planner, message)
 
@@ -175,11 +177,11 @@ def test_another_host_needs_a_token(monkeypatch):
 
 
 def test_the_token_is_checked(serving, planner, frames):
-    with serving(planner, token="s3cret-ü") as running:
+    with serving(planner, token="s3cret-/?") as running:
         for token in (None, "wrong", "s3cret"):
             with pytest.raises(RemoteError, match=r"\(401\).*token is missing or wrong"):
                 running.client(token=token)
-        with RemotePlanner(f"{running.ws}/?token=s3cret-%C3%BC") as client:
+        with RemotePlanner(f"{running.ws}/?token=s3cret-/%3F") as client:
             assert len(client.plan(frames[0], frames[1]).actions) == 10
         plan = urllib.request.Request(f"{running.http}/plan", b"x")
         assert status_of(plan)[0] == 401
@@ -225,6 +227,56 @@ def test_silent_clients_are_disconnected(serving, planner, frames, monkeypatch):
         time.sleep(0.5)
         with pytest.raises(ConnectionError, match=r"no request within 0.3 s; connect again"):
             client.plan(frames[0], frames[1])
+
+
+def test_a_client_that_leaves_within_a_request_is_no_error(serving, planner, caplog):
+    with serving(planner, max_clients=1) as running:
+        host, port = running.server.address.split(":")
+        with socket.create_connection((host, int(port)), timeout=5) as leaving:
+            leaving.sendall(b"POST /plan HTTP/1.1\r\nHost: x\r\nContent-Length: 1000\r\n\r\nabc")
+            until(lambda: running.server.planning.clients == 1)
+        until(lambda: running.server.planning.clients == 0)
+    assert caplog.records == []
+
+
+def test_open_connections_are_limited(serving, planner):
+    with serving(planner, max_clients=1) as running:
+        host, port = running.server.address.split(":")
+        many = [socket.create_connection((host, int(port)), timeout=5) for _ in range(25)]
+        until(lambda: sum(map(is_closed, many)) == 25 - 18)
+        for connection in many:
+            connection.close()
+
+
+def is_closed(connection):
+    connection.setblocking(False)
+    try:
+        return connection.recv(1) == b""
+    except BlockingIOError:
+        return False
+    except ConnectionError:
+        return True
+
+
+@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.data())
+def test_any_message_is_read_or_refused(planner, data):
+    """Of random bytes, and of maps with arrays of any numbers and any shape."""
+    shape = data.draw(st.lists(st.sampled_from([0, 1, 3, 4, 32]), max_size=4))
+    dtype = np.dtype(data.draw(st.sampled_from(["?", "u1", "i1", "u2", ">u4", "u8", "i8", ">f2", "f4", "f8"])))
+    image = np.frombuffer(data.draw(st.binary(min_size=1, max_size=20)) * 8, np.uint8)
+    image = np.resize(image, int(np.prod(shape)) * dtype.itemsize).tobytes()
+    scalars = st.none() | st.booleans() | st.integers(-(2**63), 2**64 - 1) | st.floats() | st.text() | st.binary()
+    fields = {
+        "frame": array(dtype.str, shape, image),
+        "goal": data.draw(scalars | st.just(array("|u1", (32, 32, 3), bytes(3072)))),
+        "seed": data.draw(scalars),
+        "rest": data.draw(scalars | st.just(array(dtype.str, shape, image))),
+        data.draw(st.sampled_from(["latents", "reset", "frame"])): data.draw(scalars | st.lists(scalars)),
+    }
+    message = data.draw(st.just(msgpack.packb(fields)) | st.binary())
+    with contextlib.suppress(UserError):
+        read_message(planner, message)
 
 
 def test_a_port_in_use_is_named():

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 from starlette.applications import Starlette
-from starlette.requests import HTTPConnection
+from starlette.requests import ClientDisconnect, HTTPConnection
 from starlette.requests import Request as HttpRequest
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route, WebSocketRoute
@@ -117,6 +117,8 @@ class PlanningApp:
                 return JSONResponse(as_json(await self._plan(request, Session(), received)))
         except UserError as error:
             return _refusal(error)
+        except ClientDisconnect:
+            return Response(status_code=400)  # nobody reads it
 
     async def _body(self, http: HttpRequest) -> bytes:
         body, most = bytearray(), self.config.max_bytes
@@ -125,9 +127,8 @@ class PlanningApp:
                 async for part in http.stream():
                     body += part
                     if len(body) > most:
-                        raise Refused(
-                            413, f"the request is larger than {most} bytes: reduce the images, or --max-message-mb"
-                        )
+                        remedy = "send smaller images, or start the server with a larger --max-message-mb"
+                        raise Refused(413, f"the request is larger than {most} bytes: {remedy}")
         except TimeoutError:
             raise Refused(408, f"the request did not arrive within {BODY_SECONDS:g} s") from None
         return bytes(body)
@@ -141,8 +142,8 @@ class PlanningApp:
             await socket.send_denial_response(_refusal(error))
             return
         with self._client():
-            await socket.accept()
             try:
+                await socket.accept()
                 await socket.send_bytes(self.metadata)
                 await self._converse(socket)
             except (WebSocketDisconnect, TimeoutError):  # the client has left, or does not read
@@ -162,6 +163,9 @@ class PlanningApp:
                     return
                 message = incoming.result()
                 if message["type"] == "websocket.disconnect":
+                    return
+                if self.stopping:
+                    await socket.close(GOING_AWAY, "the server is stopping")
                     return
                 incoming = asyncio.create_task(socket.receive())
                 self.active += 1
@@ -184,8 +188,6 @@ class PlanningApp:
         """A plan, or the text of an error."""
         received = time.perf_counter()
         try:
-            if self.stopping:
-                raise Busy("the server is stopping")
             if message is None:
                 raise UserError("send binary messages, msgpack maps: see docs/guides/serve.md")
             request = await asyncio.to_thread(read_message, self.planner, message)

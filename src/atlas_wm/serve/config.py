@@ -39,6 +39,7 @@ class ServeConfig:
         within("serve.", self, 0.01, 1024, "max_message_mb")
         within("serve.", self, 0.1, 1e6, "idle_timeout")
         require(self.max_batch is None or 1 <= self.max_batch <= 128, "serve.max_batch must lie between 1 and 128")
+        require((self.secret or "").isascii(), "serve.token must be ASCII, since headers are")
         require(
             bool(self.secret) or is_loopback(self.host),
             f"serve.host {self.host} can be reached from other machines: set a token, in the environment "

@@ -20,10 +20,14 @@ SILENT_SECONDS = 10.0  # that a connection may stay open without a whole HTTP re
 
 
 class ImpatientHttp(H11Protocol):
-    """Closes connections that send no request, or only a part of its headers; uvicorn waits for ever."""
+    """Closes connections that send no request, or only a part of its headers, and those over the limit; uvicorn
+    waits for ever, and keeps them open."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
+        if self.limit_concurrency is not None and len(self.connections) > self.limit_concurrency:
+            transport.abort()
+            return
         self.loop.call_later(SILENT_SECONDS, self._check, None)
 
     def _check(self, last: RequestResponseCycle | None) -> None:
@@ -54,6 +58,7 @@ class PlanningServer(uvicorn.Server):
                 access_log=False,
                 server_header=False,
                 proxy_headers=False,
+                limit_concurrency=2 * config.max_clients + 16,  # connections: the app refuses clients with a reason
                 ws_max_size=config.max_bytes,
                 ws_per_message_deflate=False,
                 timeout_graceful_shutdown=5,
