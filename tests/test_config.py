@@ -117,7 +117,7 @@ def test_a_word_that_is_no_choice_is_refused_where_the_config_is_built():
         (lambda: PlanConfig(cost=None), "plan.cost must be str, not None"),
         (
             lambda: PlanConfig(cost="nearst"),
-            "plan.cost must be 'terminal' or 'nearest', or your own as module:Class",
+            "plan.cost must be 'terminal' or 'nearest' or 'temporal', or your own as module:Class",
         ),
         (lambda: PlanConfig(options={"k": 1}), "plan.options are for your own plan.cost or plan.solver"),
         (lambda: EncoderConfig(kind="my:E", options={"k": True}), "encoder.options.'k' must be int | float | str"),

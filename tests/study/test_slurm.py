@@ -8,6 +8,7 @@ import time
 from pathlib import Path
 
 import pytest
+import torch
 
 from atlas_wm.cli.app import main
 from atlas_wm.errors import UserError
@@ -37,7 +38,8 @@ SelectType=select/cons_tres
 SelectTypeParameters=CR_Core
 ReturnToService=2
 MpiDefault=none
-KillWait=3
+KillWait=2
+SchedulerParameters=sched_interval=1,bf_interval=1,batch_sched_delay=0
 NodeName={host} CPUs={cores} State=UNKNOWN
 PartitionName=all Nodes={host} Default=YES State=UP
 """
@@ -47,10 +49,9 @@ recipes = ["demo"]
 seeds = 2
 diagnostics = []
 evaluations = []
-settings = {"train.steps" = 40, "train.batch" = 8, "train.validate-every" = 20, "train.checkpoint-every" = 10}
+settings = {{"train.steps" = 30, "train.batch" = 8, "train.validate-every" = 15, "train.checkpoint-every" = 3}}
 [datasets.tworoom]
-episodes = 12
-pixels = false
+path = "{data}"
 """
 
 
@@ -101,8 +102,11 @@ def wait_for(condition, what: str, seconds: float = 120) -> None:
 
 
 @pytest.mark.slow
-def test_a_job_that_is_killed_and_queued_again_ends_with_the_same_weights(tmp_path, cluster):
-    (tmp_path / "mine.toml").write_text(STUDY)
+def test_a_job_that_is_killed_and_queued_again_ends_with_the_same_weights(
+    tmp_path, cluster, dataset_path, monkeypatch
+):
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")  # with which the weights are compared
+    (tmp_path / "mine.toml").write_text(STUDY.format(data=dataset_path))
     flags = ["--out", str(tmp_path / "there"), "--slurm", "cpus_per_task=1,mem=0"]
     command = [sys.executable, "-m", "atlas_wm", "study", str(tmp_path / "mine.toml"), *flags]
     there = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
@@ -123,6 +127,7 @@ def test_a_job_that_is_killed_and_queued_again_ends_with_the_same_weights(tmp_pa
     study_units = units_of(read_study(str(tmp_path / "mine.toml")), tmp_path / "there")
     command = list(study_units["train atlas-3072"].command)
     command[command.index("--out") + 1] = str(tmp_path / "here")
+    torch.set_num_threads(1)
     main(command)
     weights = [(tmp_path / run / "model.safetensors").read_bytes() for run in ("here", "there/atlas-3072")]
     assert weights[0] == weights[1]

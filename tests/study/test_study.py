@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from atlas_wm.cli.app import main
+from atlas_wm.cli.demo_job import Inline
 from atlas_wm.errors import UserError
 from atlas_wm.study.estimate import estimate
 from atlas_wm.study.local import LocalLauncher
@@ -261,7 +262,9 @@ def test_dry_run_prints_commands_and_writes_nothing(tmp_path, capsys):
 
 
 @pytest.mark.slow
-def test_from_nothing_to_a_report(tmp_path, capsys):
+@pytest.mark.usefixtures("in_this_process")
+def test_from_nothing_to_a_report(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr("atlas_wm.cli.study.make_launcher", lambda records, *_: Inline(records, print))
     (tmp_path / "mine.toml").write_text(
         "methods = ['atlas']\nrecipes = ['demo']\ndiagnostics = []\n"
         "settings = {'train.steps' = 8, 'train.batch' = 8, 'train.validate-every' = 8}\n"
