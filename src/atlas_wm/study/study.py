@@ -3,7 +3,7 @@
 import tomllib
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from atlas_wm.errors import UserError, reason, unknown
 from atlas_wm.methods import get_method
@@ -59,7 +59,7 @@ class Study:
     datasets: dict[str, Dataset] = field(default_factory=dict)
     """By task."""
     evaluations: tuple[Evaluation, ...] = (Evaluation(25), Evaluation(50))
-    part: str = "heldout"
+    part: Literal["heldout", "all"] = "heldout"
     """Evaluate on episodes that training never saw, or on `all`, as the paper does."""
     diagnostics: tuple[str, ...] = ("all",)
 
@@ -70,7 +70,6 @@ class Study:
             require(len(values) > 0, f"{name} must name at least one")
             require(len(set(values)) == len(values), f"{name} names one twice: {', '.join(values)}")
         require(self.seeds >= 1, "seeds is the number of training seeds, at least 1")
-        require(self.part in ("heldout", "all"), f"part must be 'heldout' or 'all', not {self.part!r}")
         count = len(self.tasks) * len(self.methods) * len(self.recipes) * self.seeds
         require(count <= MOST_RUNS, f"a study has at most {MOST_RUNS:,} runs, not {count:,}")
         for method in self.methods:

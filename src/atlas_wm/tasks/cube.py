@@ -35,7 +35,7 @@ class CubeDemonstrator:
     action_noise: float = 0.1  # the largest standard deviation of an episode's noise
     p_random_action: float = 0.0
     min_norm: float = 0.4  # of the expert's steps
-    shadow_size: int = 4096  # pixels of the shadow map; 1024 renders twice as fast, and 0.2 % of pixels differ
+    shadow_size: int = 4096  # pixels of the shadow map; 1024 renders twice as fast, and 0.25 % of pixels differ
 
     def __post_init__(self) -> None:
         check_types("", self)
