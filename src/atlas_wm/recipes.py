@@ -22,10 +22,10 @@ def paper(method: str) -> RunConfig:
 
 
 def small(method: str) -> RunConfig:
-    """For a laptop with a GPU, or to explore: 10 M parameters, 96×96 frames, 40,000 steps, actions clipped."""
+    """For a laptop with a GPU, or to explore: 9.3 M parameters, 96×96 frames, 40,000 steps, actions clipped."""
     base = paper(method)
     if not base.model.encoder.frozen:
-        encoder = replace(base.model.encoder, image_size=96, patch_size=8, depth=6, positions="sincos")
+        encoder = replace(base.model.encoder, image_size=96, patch_size=8, depth=5, positions="sincos")
     else:  # a pretrained encoder keeps its own shape: it can only look at fewer patches
         encoder = replace(base.model.encoder, image_size=7 * base.model.encoder.patch_size)
     predictor = replace(base.model.predictor, heads=8, mlp=1024)
@@ -97,11 +97,15 @@ def tuned_tworoom() -> RunConfig:
 
 
 def tuned_with_contact() -> RunConfig:
-    """``small`` with the paper's predictor and the inverse-dynamics term, for tasks in which an object is moved."""
+    """``small`` with the paper's predictor, one more layer and the inverse-dynamics term, for tasks in which an object
+    is moved."""
     base, whole = small("atlas"), paper("atlas").model
+    encoder = replace(base.model.encoder, depth=6)
     return replace(
         base,
-        model=replace(base.model, predictor=whole.predictor, hidden=whole.hidden, inverse_hidden=512),
+        model=replace(
+            base.model, encoder=encoder, predictor=whole.predictor, hidden=whole.hidden, inverse_hidden=512
+        ),
         objective=replace(base.objective, inverse=1.0),
         plan=replace(base.plan, cost="nearest", execute=1),
     )

@@ -49,7 +49,7 @@ def make_train(default: RunConfig) -> Callable[..., None]:
         Args:
             method: atlas, lewm, lewm+ood, wemreg, pldm, dino-wm or fast-wm (`atlas methods` lists them), or your
                 own as module:NAME (docs/guides/own-method.md).
-            recipe: paper: the paper's run, 18 M parameters, 224×224 frames, for a GPU. small: 10 M parameters,
+            recipe: paper: the paper's run, 18 M parameters, 224×224 frames, for a GPU. small: 9.3 M parameters,
                 96×96 frames, for a laptop with a GPU. demo: 0.27 M parameters, 32×32 frames, minutes without a GPU.
                 tuned: the run with the best measured success on the task (docs/results.md).
             data: Dataset.
