@@ -97,8 +97,7 @@ def tuned_tworoom() -> RunConfig:
 
 
 def tuned_with_contact() -> RunConfig:
-    """``small`` with the paper's predictor, one more layer and the inverse-dynamics term, for tasks in which an object
-    is moved."""
+    """``small`` with a sixth layer, the paper's predictor and inverse dynamics, where objects are moved."""
     base, whole = small("atlas"), paper("atlas").model
     encoder = replace(base.model.encoder, depth=6)
     return replace(
