@@ -1,5 +1,7 @@
 """A study derives its commands, runs what is missing, redoes what a change touches, and survives failures."""
 
+import csv
+import re
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -103,6 +105,7 @@ def test_a_file_says_what_a_study_compares(tmp_path):
         ("[datasets.tworoom]\nepisodes = 0", "at least 1"),
         ("recipes = ['tuned']\nmethods = ['lewm']", "no --recipe tuned for lewm on tworoom"),
         ("part = 'some'", "'heldout' or 'all'"),
+        ("mark = 0.0", "above 0"),
         ("seeds = ", "TOML"),
     ],
 )
@@ -266,9 +269,9 @@ def test_dry_run_prints_commands_and_writes_nothing(tmp_path, capsys):
 def test_from_nothing_to_a_report(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr("atlas_wm.cli.study.make_launcher", lambda records, *_: Inline(records, print))
     (tmp_path / "mine.toml").write_text(
-        "methods = ['atlas']\nrecipes = ['demo']\ndiagnostics = []\n"
+        "methods = ['atlas']\nrecipes = ['demo']\ndiagnostics = []\nmark = 100.0\n"
         "settings = {'train.steps' = 8, 'train.batch' = 8, 'train.validate-every' = 8}\n"
-        "[datasets.tworoom]\nepisodes = 12\npixels = false\n"
+        "[datasets.tworoom]\nepisodes = 12\npixels = false\nformat = 'h5'\n"
         "[[evaluations]]\noffset = 25\nepisodes = 2\nseeds = [42]\n"
         "flags = ['--candidates', '8', '--elites', '3', '--films', '0', '--workers', '1']\n"
     )
@@ -276,7 +279,10 @@ def test_from_nothing_to_a_report(tmp_path, capsys, monkeypatch):
     main(["study", str(tmp_path / "mine.toml"), "--out", str(out)])
     first = capsys.readouterr().out
     assert "0 of 4 units are done" in first and (out / "report" / "index.html").exists()
-    (row,) = (out / "study.csv").read_text().splitlines()[1:]
-    assert row.startswith("tworoom,atlas,demo,3072,25,50,terminal,zero,")
+    assert re.search(r"time: collect \d+ s, train \d+ s, eval \d+ s, report \d+ s; together", first)
+    (row,) = csv.DictReader((out / "study.csv").open())
+    assert ("not reached by tworoom atlas demo 3072 at offset 25" in first) == (float(row["success"]) < 100)
+    assert (out / "tworoom.h5").exists()
+    assert ",".join(row.values()).startswith("tworoom,atlas,demo,3072,25,50,terminal,zero,")
     main(["study", str(tmp_path / "mine.toml"), "--out", str(out)])
     assert "4 of 4 units are done" in capsys.readouterr().out

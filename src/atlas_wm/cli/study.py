@@ -4,10 +4,10 @@ import csv
 import os
 import time
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 from rich.console import Console
 from rich.live import Live
@@ -40,9 +40,10 @@ def study(
 ) -> None:
     """Collect, train, evaluate, diagnose and report every task × method × recipe × training seed of a study.
 
-    A study is demo, ablation, paper, or a TOML file (docs/guides/study.md). Each unit of it is a command that you
-    could type. Finished units are not run again: call it again after an interruption or a change, and only what is
-    missing or depends on the change runs. A failed unit is tried once more, from its checkpoint; the others go on.
+    A study is demo, ablation, paper, speedrun, or a TOML file (docs/guides/study.md). Each unit of it is a command
+    that you could type. Finished units are not run again: call it again after an interruption or a change, and only
+    what is missing or depends on the change runs. A failed unit is tried once more, from its checkpoint; the others
+    go on.
 
         atlas study ablation --tasks tworoom --seeds 3 --dry-run
         atlas study ablation --tasks tworoom --seeds 3
@@ -220,12 +221,29 @@ def summarise(
             writer.writeheader()
             writer.writerows(rows)
         console.print(f"every run: {out / 'study.csv'}", highlight=False)
+        if study.mark is not None:
+            console.print(against_mark(study.mark, rows), highlight=False)
+    console.print(time_split(progress), highlight=False)
     if progress["report"].state == "done":
         console.print(f"the report: open {progress['report'].unit.makes} in a browser", highlight=False)
     failed = [p for p in progress.values() if p.state == "failed"]
     if failed:
         each = "; ".join(f"{p.unit.name}: {last_line(records.log(p.unit))} ({records.log(p.unit)})" for p in failed)
         raise UserError(f"{len(failed)} of {len(progress)} units failed twice: {each}. Call it again to retry them")
+
+
+def against_mark(mark: float, rows: "Sequence[Mapping[str, Any]]") -> str:
+    short = [r for r in rows if r["success"] is None or r["success"] < mark]
+    names = (f"{r['task']} {r['method']} {r['recipe']} {r['seed']} at offset {r['offset']}" for r in short)
+    return f"the mark of {mark:g} % is " + (f"not reached by {', '.join(names)}" if short else "reached")
+
+
+def time_split(progress: "Mapping[str, Progress]") -> str:
+    times = {p.unit.kind: 0.0 for p in progress.values()}
+    for p in progress.values():
+        times[p.unit.kind] += p.seconds
+    split = ", ".join(f"{kind} {duration(seconds)}" for kind, seconds in times.items())
+    return f"time: {split}; together {duration(sum(times.values()))}"
 
 
 def _minutes(progress: "Mapping[str, Progress]", kind: str, run: object) -> float:

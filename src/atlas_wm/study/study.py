@@ -23,6 +23,7 @@ class Dataset:
     pixels: bool = True
     demonstrator: tuple[str, ...] = ()
     """NAME=VALUE, as `atlas collect --demonstrator` takes them."""
+    format: Literal["lance", "h5"] = "lance"
 
     def __post_init__(self) -> None:
         check_types("", self)
@@ -62,6 +63,8 @@ class Study:
     part: Literal["heldout", "all"] = "heldout"
     """Evaluate on episodes that training never saw, or on `all`, as the paper does."""
     diagnostics: tuple[str, ...] = ("all",)
+    mark: float | None = None
+    """Success in % that a run has to reach in every evaluation; the summary says which runs do."""
 
     def __post_init__(self) -> None:
         check_types("", self)
@@ -69,6 +72,7 @@ class Study:
             values = getattr(self, name)
             require(len(values) > 0, f"{name} must name at least one")
             require(len(set(values)) == len(values), f"{name} names one twice: {', '.join(values)}")
+        require(self.mark is None or 0 < self.mark <= 100, "mark is a success rate in %, above 0 and at most 100")
         require(self.seeds >= 1, "seeds is the number of training seeds, at least 1")
         count = len(self.tasks) * len(self.methods) * len(self.recipes) * self.seeds
         require(count <= MOST_RUNS, f"a study has at most {MOST_RUNS:,} runs, not {count:,}")
@@ -109,6 +113,14 @@ STUDIES = {
     ),
     "ablation": Study(methods=ARMS, recipes=("paper",)),
     "paper": Study(("tworoom", "pusht", "cube"), (*ARMS, "pldm", "fast-wm"), seeds=3, part="all"),
+    "speedrun": Study(  # the least time from nothing to a model that plans
+        methods=("atlas",),
+        recipes=("demo",),
+        datasets={"tworoom": Dataset(episodes=2000, pixels=False, format="h5")},
+        evaluations=(Evaluation(50, 75, 200, (42,), ("--cost", "nearest", "--replan-every", "1")),),
+        diagnostics=(),
+        mark=95.0,
+    ),
 }
 
 

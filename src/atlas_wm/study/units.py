@@ -51,7 +51,7 @@ def units_of(study: Study, out: Path) -> dict[str, Unit]:
     data, collected = dict[str, Path](), dict[str, list[str]]()
     for task in study.tasks:
         dataset = study.dataset(task)
-        data[task] = Path(dataset.path) if dataset.path else out / f"{file_name(task)}.lance"
+        data[task] = Path(dataset.path) if dataset.path else out / f"{file_name(task)}.{dataset.format}"
         if dataset.path is None:
             command = ["collect", task, "--episodes", str(dataset.episodes), "--out", str(data[task])]
             command += [] if dataset.pixels else ["--no-pixels"]
