@@ -23,7 +23,7 @@ from atlas_wm.errors import UserError
 
 DOCS = (Path(__file__).parents[2] / "docs" / "reference" / "diagnostics.md").read_text()
 SHARED = {"rollout", "relational", "regret"}
-WITH_EVALUATION = {"probe", "cases"}
+WITH_EVALUATION = {"probe", "cases", "imagined"}
 
 
 def all_keys(value) -> set[str]:

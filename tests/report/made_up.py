@@ -224,6 +224,7 @@ def _results(good: float, rng: np.random.Generator) -> dict[str, dict[str, Any]]
             "rank_correlation": 0.2 + 0.5 * good,
         },
         "cases": {"episodes": [_case(row, good > 0.6 or row == 977, rng) for row in (311, 977)]},
+        "imagined": {"episodes": [_imagined(row, row == 977, rng) for row in (311, 977)]},
     }
 
 
@@ -237,6 +238,19 @@ def _case(row: int, success: bool, rng: np.random.Generator) -> dict[str, Any]:
         "novelty": 0.41,
         "shown_steps": shown,
         "frames": [_png(rng, place / 8) for place in range(8)],
+    }
+
+
+def _imagined(row: int, success: bool, rng: np.random.Generator) -> dict[str, Any]:
+    shown = list(range(5, 5 * (5 if success else 11), 5))
+    return {
+        "row": row,
+        "success": success,
+        "steps": shown[-1],
+        "shown_steps": shown,
+        "distances": [0.5 + step / 20 for step in shown],
+        **{key: [_png(rng, step / 80) for step in shown] for key in ("imagined", "real")},
+        "goal": _png(rng, 0.9),
     }
 
 

@@ -35,7 +35,8 @@ def test_it_plans_to_goals_in_the_other_room():
 @pytest.mark.parametrize("name", NAMES)
 def test_it_is_small_and_names_no_machine(name):
     files = {path.name: path for path in (FOLDER / name).iterdir()}
-    assert set(files) == {"README.md", "bank.safetensors", "config.json", "model.safetensors", "normalizer.json"}
+    weights = {"bank.safetensors", "frames.webp", "model.safetensors"}
+    assert set(files) == weights | {"README.md", "config.json", "normalizer.json"}
     assert sum(path.stat().st_size for path in files.values()) < 1.5e6
     config = json.loads(files["config.json"].read_text())
     assert config["data"]["path"] == "data/tworoom.lance"  # where `atlas collect tworoom --no-pixels` writes it

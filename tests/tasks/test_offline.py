@@ -88,7 +88,7 @@ def test_diagnostics_that_need_an_environment_are_skipped_with_one_line_each(run
     files, lines = diagnosed(run, capsys)
     assert files == OFFLINE
     skipped = {line.partition(": no ")[2].partition(":")[0] for line in lines}
-    assert skipped == {"probe", "relational", "regret", "cases"} and len(lines) == 4
+    assert skipped == {"probe", "relational", "regret", "cases", "imagined"} and len(lines) == 5
     assert all("needs an environment, and the task offline has none" in line for line in lines)
     for name in ("marginal", "rollout"):
         result = json.loads((run / "diagnostics" / f"{name}.json").read_text())["result"]

@@ -10,6 +10,7 @@ def bank(
     run: RunFolder,
     /,
     data: Annotated[Path | None, by_default("the path stored in the run")] = None,
+    frames: bool = False,
     device: Device = "auto",
     task: OwnTasks = (),
 ) -> None:
@@ -27,10 +28,12 @@ def bank(
     Args:
         run: Run folder.
         data: The dataset the run was trained on.
+        frames: Also store small images of the bank's frames (frames.webp), with which `atlas play` and
+            `atlas plan --film` show imagined futures on machines without the dataset.
         device: Where to compute; auto takes CUDA, then MPS, then the CPU.
         task: Your own task as module:Class, if the run was trained on one.
     """
     import_tasks_of([run], task)
     from atlas_wm.train.bank import write_bank
 
-    print(write_bank(run, data, device))
+    print(write_bank(run, data, device, frames))

@@ -38,7 +38,7 @@ def diagnose(
         atlas diagnose runs/tworoom-atlas-demo --what rollout regret --queries 50
 
     Args:
-        runs: Run folders; probe and cases need an evaluation (`atlas eval`).
+        runs: Run folders; probe, cases and imagined need an evaluation (`atlas eval`).
         queries: Number of start states for rollout, relational and regret.
         candidates: Action sequences per start state.
         offset: Steps of the demonstration between start and goal.

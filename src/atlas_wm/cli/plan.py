@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 
 from tyro.conf import arg
 
-from atlas_wm.cli.arguments import Device, RunFolder, by_default
+from atlas_wm.cli.arguments import Device, OwnTasks, RunFolder, by_default, import_tasks_of
 from atlas_wm.config import PlanConfig
 from atlas_wm.errors import UserError
 from atlas_wm.plugins import import_named
@@ -88,11 +88,16 @@ PLAN_FLAGS = {  # what the user calls a setting, by the name that errors use
 def plan(
     run: RunFolder,
     /,
-    frame: Path,
-    goal: Path,
+    frame: Path | None = None,
+    goal: Path | None = None,
+    row: int | None = None,
+    offset: int = 25,
+    film: Path | None = None,
+    data: Annotated[Path | None, by_default("the path stored in the run")] = None,
     seed: int = 0,
     device: Device = "auto",
     weights: str | None = None,
+    task: OwnTasks = (),
     search: Annotated[PlanFlags, arg(name="")] = THE_RUNS_OWN,
 ) -> None:
     """Plan from an image of the current state to an image of the goal. Prints JSON.
@@ -108,16 +113,34 @@ def plan(
         atlas plan runs/tworoom-atlas-demo --frame now.png --goal goal.png
         atlas plan demo --frame now.png --goal goal.png
 
+    --film writes an animation of what the model imagines. There is no decoder: for each imagined latent it shows
+    the nearest training frame and the distance from it (1: as near as training frames are to one another). With
+    --row the start and the goal come from the dataset, the plan is executed in the environment, and the film shows
+    the real future below the imagined one:
+
+        atlas plan demo --frame now.png --goal goal.png --film imagined.gif
+        atlas plan runs/tworoom-atlas-demo --row 1000 --offset 25 --film both.gif
+
     Args:
         run: Run folder, or demo: a TwoRoom model that comes with the package.
         frame: Image of the current state.
         goal: Image of the goal.
+        row: Start from this row of the dataset, in place of --frame and --goal.
+        offset: With --row: rows from the start to the goal.
+        film: Write an animation of the imagined future (GIF).
+        data: The dataset of --row and of --film.
         seed: Seed of the search.
         device: Where to plan; auto takes CUDA, then MPS, then the CPU.
         weights: Other weights of the run than the final ones: best (validation), or step-2000 if train.save_every
-            saved them. Novelty is measured with the final weights only.
+            saved them. Novelty and --film need the final weights.
+        task: Your own task as module:Class, if the run was trained on one; for --row and --film.
         search: Settings of the planner.
     """
+    if (row is None) != (frame is not None and goal is not None) or (row is not None and (frame or goal)):
+        raise UserError("name the start and the goal: --frame now.png --goal goal.png, or --row of the dataset")
+    if film is not None and weights is not None:
+        raise UserError("--film needs the final weights, to which the bank of the run belongs: leave --weights out")
+    import_tasks_of([run], task)
     from atlas_wm.images import read_image
     from atlas_wm.parallel.devices import peak_memory, pick_device
     from atlas_wm.plan.planner import Planner, dtype_of
@@ -127,7 +150,18 @@ def plan(
     assert model.run is not None
     config = search.applied_to(model.run.config.plan)
     planner = Planner(model, config, plain=search.plain, dtype=dtype_of(search.precision))
-    result = planner.plan(read_image(frame), read_image(goal), seed=seed)
+    if row is not None:
+        from atlas_wm.evaluate.imagine import film_of_row
+
+        result = film_of_row(planner, run, data, row, offset, seed, film)
+    else:
+        assert frame is not None and goal is not None
+        images = read_image(frame), read_image(goal)
+        result = planner.plan(*images, seed=seed)
+        if film is not None:
+            from atlas_wm.evaluate.imagine import film_of_images
+
+            film_of_images(planner, run, data, result, *images, film)
     answer: dict[str, Any] = {
         "actions": result.actions.tolist(),
         "cost": result.cost,
@@ -136,5 +170,7 @@ def plan(
     }
     answer["novelty"] = result.novelty and result.novelty._asdict()
     print(json.dumps({**answer, "seconds": planner.seconds, "peak_memory": peak_memory(planner.device)}))
+    if film is not None:
+        print(f"film {film}", file=sys.stderr)
     if result.novelty is None and weights is None:
         print(f"{run} has no bank, so novelty is unknown: run `atlas bank {run}`", file=sys.stderr)

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from atlas_wm.config import DataInfo, RunConfig, TrainConfig
+from atlas_wm.config import DataInfo, RunConfig, RunInfo, TrainConfig
 from atlas_wm.data.clips import (
     Batch,
     ClipDataset,
@@ -30,7 +30,7 @@ from atlas_wm.errors import UserError
 from atlas_wm.normalizer import Normalizer
 from atlas_wm.parallel.processes import alone, from_main, is_main, shard, wait_for_all, world_size
 from atlas_wm.rng import TrainRng
-from atlas_wm.tasks import Task
+from atlas_wm.tasks import Task, get_task_of
 
 log = logging.getLogger(__name__)
 GROUPED = 0.1  # of the episodes, at least, in a dataset with groups; a few pairs may be alike by chance
@@ -125,7 +125,11 @@ class TrainingSet:
 
     def sample_frames(self, count: int = BANK_FRAMES) -> Iterator[Tensor]:
         """Different frames of training clips, always the same random choice: batches (n, 3, S, S) uint8."""
-        return self._batches_of(np.random.default_rng(0).permutation(self._rows(self.training))[:count])
+        return self._batches_of(self.sample_rows(count))
+
+    def sample_rows(self, count: int = BANK_FRAMES) -> np.ndarray:
+        """The rows of these frames, in the order of the latent bank."""
+        return np.random.default_rng(0).permutation(self._rows(self.training))[:count]
 
     def demonstrations(self, most: int = DEMONSTRATION_FRAMES) -> Iterator[tuple[Tensor, Tensor, int]]:
         """Training episodes, always the same random choice, with ``most`` frames together at most.
@@ -240,6 +244,17 @@ def open_training_set(path: str | Path, task: Task, config: RunConfig) -> Traini
     )
     normalizer = fit_normalizer(data, training, config.model, task.action_bounds)
     return TrainingSet(data, training, validation, config, normalizer, info)
+
+
+def open_training_set_of(info: RunInfo, run: str | Path, data: Path | None) -> TrainingSet:
+    """What a run was trained on; data: where it is now, None: where it was."""
+    training_set = open_training_set(data or info.data.path, get_task_of(info), info.config)
+    if training_set.info.hash != info.data.hash:
+        raise UserError(
+            f"{run} was trained on data with hash {info.data.hash}, "
+            f"{training_set.info.path} has {training_set.info.hash}: pass the --data it was trained on"
+        )
+    return training_set
 
 
 def _groups(data: EpisodeData, train: TrainConfig) -> np.ndarray | None:

@@ -45,7 +45,7 @@ def cases(run: FrozenRun, evaluation: Evaluated, rows: Sequence[int], offset: in
     planner = Planner(run.model, evaluation.plan, plain=evaluation.plain, dtype=dtype_of(evaluation.precision))
     envs = EnvBatch(run.data.task, run.data.image_size)
     try:
-        with _one_thread():
+        with one_thread():
             records, films = run_episodes(
                 [envs],
                 run.data,
@@ -78,7 +78,7 @@ def cases(run: FrozenRun, evaluation: Evaluated, rows: Sequence[int], offset: in
 
 
 @contextmanager
-def _one_thread() -> Iterator[None]:
+def one_thread() -> Iterator[None]:
     """Evaluation plans on one CPU thread; rounding depends on the number of threads."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
@@ -93,10 +93,10 @@ def _strip(film: np.ndarray, steps: int) -> dict[str, Any]:
     taken = film_steps(len(film) - 1, steps, FILM_EVERY)
     which = np.unique(np.linspace(0, len(taken) - 1, SHOWN).round().astype(int))
     frames = [film[i] for i in which] + [film[-1]]
-    return {"shown_steps": [taken[i] for i in which], "frames": [_png(frame) for frame in frames]}
+    return {"shown_steps": [taken[i] for i in which], "frames": [png(frame) for frame in frames]}
 
 
-def _png(frame: np.ndarray) -> str:
+def png(frame: np.ndarray) -> str:
     from PIL import Image
 
     buffer = io.BytesIO()

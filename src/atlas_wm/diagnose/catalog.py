@@ -30,7 +30,9 @@ class Diagnostic(NamedTuple):
     needs_env: bool = False  # the others also work on recorded data alone
 
 
-DiagnosticName = Literal["probe", "state", "marginal", "rollout", "relational", "regret", "geometry", "cases"]
+DiagnosticName = Literal[
+    "probe", "state", "marginal", "rollout", "relational", "regret", "geometry", "cases", "imagined"
+]
 QUERY_SETTINGS = tuple(field.name for field in fields(QuerySettings))
 DIAGNOSTICS: dict[DiagnosticName, Diagnostic] = {
     "probe": Diagnostic(
@@ -81,6 +83,13 @@ DIAGNOSTICS: dict[DiagnosticName, Diagnostic] = {
         "what do the same episodes look like for every run?",
         ("offset", "evaluation", "rows"),
         ("episodes",),
+        needs_env=True,
+    ),
+    "imagined": Diagnostic(
+        "what does the model imagine, and what happens?",
+        ("offset", "evaluation"),
+        ("episodes",),
+        uses_bank=True,
         needs_env=True,
     ),
 }

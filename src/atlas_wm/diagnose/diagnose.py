@@ -14,6 +14,7 @@ from atlas_wm.diagnose.evaluated import Evaluated, evaluated
 from atlas_wm.diagnose.frozen_run import FrozenRun
 from atlas_wm.diagnose.futures import Futures, predict_futures
 from atlas_wm.diagnose.geometry import geometry
+from atlas_wm.diagnose.imagined import imagined
 from atlas_wm.diagnose.marginal import marginal
 from atlas_wm.diagnose.probe import probe
 from atlas_wm.diagnose.queries import Queries, shared_queries
@@ -112,6 +113,7 @@ MEASURE: dict[DiagnosticName, Callable[[Diagnosis], dict[str, Any]]] = {
     "regret": lambda d: regret(d.run, d.futures),
     "geometry": lambda d: geometry(d.run, d.settings.seed),
     "cases": lambda d: cases(d.run, d.evaluated, d.rows, d.settings.offset),
+    "imagined": lambda d: imagined(d.run, d.evaluated, d.settings.offset),
 }
 
 OFFLINE_NOTES = {  # of a task without an environment

@@ -1,4 +1,4 @@
-"""The evaluated episodes of a run that probe and cases use."""
+"""The evaluated episodes of a run that probe, cases and imagined use."""
 
 import hashlib
 import json

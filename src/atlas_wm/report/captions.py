@@ -95,6 +95,15 @@ CASES = Caption(
     "if not. Episodes on which the methods differ are shown first, so these are examples, not a random sample.",
     "In the TwoRoom episode that the paper shows, ATLAS goes through the door while LeWM stays behind the wall.",
 )
+IMAGINED = Caption(
+    "What the model expects after each action chunk that it executes, above what the environment then shows. The "
+    "model has no decoder: the upper row shows the training frame whose latent is nearest to the imagined one. The "
+    "number above it is their distance, where 1 is the distance at which training frames have their nearest "
+    "neighbour.",
+    "The model is right where both rows show the same. Where the distance is large, the imagined latent is like no "
+    "training frame, and the image says little. The longest failures and the longest successes are shown, so these "
+    "are examples, not a random sample. Every plan starts from the real frame again.",
+)
 TRAINING = Caption(
     "Loss terms without their weights, on a logarithmic scale. Lines are training batches, dots are held-out "
     "clips. There is one line per run; a method appears only if its objective has the term.",

@@ -39,6 +39,7 @@ class Strip:
     shown_steps: Sequence[int]
     frames: Sequence[np.ndarray]  # (H, W, 3) uint8
     goal: np.ndarray
+    marks: Sequence[str] = ()  # above the frames; empty: their steps
 
 
 def draw_strips(axes: Axes, strips: Sequence[Strip], columns: int, label_width: float) -> None:
@@ -47,13 +48,12 @@ def draw_strips(axes: Axes, strips: Sequence[Strip], columns: int, label_width: 
         bottom = -1.22 * (index + 1)
         colour = GOOD if strip.success else BAD
         outcome = f"reached in {strip.steps}" if strip.success else f"not reached in {strip.steps}"
+        marks = strip.marks or [f"step {step}" for step in strip.shown_steps]
         axes.text(-0.12, bottom + 0.62, strip.label, ha="right", va="center", fontsize=9, weight="bold")
         axes.text(-0.12, bottom + 0.38, outcome, ha="right", va="center", fontsize=8.5, color=colour)
-        for column, (frame, step) in enumerate(zip(strip.frames, strip.shown_steps, strict=True)):
+        for column, (frame, mark) in enumerate(zip(strip.frames, marks, strict=True)):
             axes.imshow(frame, extent=(column, column + 0.96, bottom, bottom + 0.96))
-            axes.text(
-                column + 0.48, bottom + 1.0, f"step {step}", ha="center", va="bottom", fontsize=7.5, color=MUTED
-            )
+            axes.text(column + 0.48, bottom + 1.0, mark, ha="center", va="bottom", fontsize=7.5, color=MUTED)
         left = columns + 0.12
         axes.imshow(strip.goal, extent=(left, left + 0.96, bottom, bottom + 0.96))
         axes.add_patch(Rectangle((left, bottom), 0.96, 0.96, fill=False, ec=colour, lw=2.5))
@@ -105,11 +105,11 @@ def cases_section(study: Study) -> Section:
 
 def _strip(label: str, episode: dict[str, Any]) -> Strip:
     stored = episode["frames"]
-    *frames, goal = [_image(f) for f in [*stored[: len(stored) - 1][:MOST_FRAMES], stored[-1]]]
+    *frames, goal = [read_image(f) for f in [*stored[: len(stored) - 1][:MOST_FRAMES], stored[-1]]]
     return Strip(label, bool(episode["success"]), episode["steps"], episode["shown_steps"], frames, goal)
 
 
-def _image(text: str) -> np.ndarray:
+def read_image(text: str) -> np.ndarray:
     image = Image.open(io.BytesIO(base64.b64decode(text)))
     if max(image.size) > MOST_PIXELS:  # checked before decoding: a small file may hold a giant image
         raise ValueError(f"an image of {image.size} pixels")

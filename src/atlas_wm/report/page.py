@@ -12,6 +12,7 @@ import jinja2
 from atlas_wm import __version__
 from atlas_wm.errors import UserError
 from atlas_wm.report.films import cases_section
+from atlas_wm.report.imagined import imagined_section
 from atlas_wm.report.latents import geometry_section, marginal_section
 from atlas_wm.report.naming import task_name
 from atlas_wm.report.page_table import Table
@@ -42,6 +43,7 @@ SECTIONS: list[Callable[[Study], Section]] = [
     relational_section,
     regret_section,
     cases_section,
+    imagined_section,
     training_section,
     settings_section,
 ]

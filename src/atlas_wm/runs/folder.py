@@ -5,6 +5,7 @@
     terms.safetensors   parameters of your own loss terms, if they have any; no command reads them
     normalizer.json     action standardisation
     bank.safetensors    latents and colours of training frames, for novelty (optional)
+    frames.webp         small images of the bank's frames (optional; `atlas bank RUN --frames`)
     demonstrations.safetensors  latents and actions of training episodes, for plan.start retrieval (optional)
     temporal_head.safetensors   model steps between latents, for plan.cost temporal (optional; `atlas head`)
     states.safetensors  a sample of the training states, for the ID/OOD split (optional)
@@ -39,6 +40,7 @@ from atlas_wm.settings import from_dict, to_dict
 SPACE = 1 << 20  # bytes that must be free
 CONFIG, WEIGHTS, NORMALIZER, METRICS = "config.json", "model.safetensors", "normalizer.json", "metrics.csv"
 BANK = "bank.safetensors"
+BANK_FRAMES = "frames.webp"
 DEMONSTRATIONS = "demonstrations.safetensors"
 TEMPORAL_HEAD = "temporal_head.safetensors"
 MADE_BY = {BANK: "atlas bank", DEMONSTRATIONS: "atlas bank", TEMPORAL_HEAD: "atlas head"}

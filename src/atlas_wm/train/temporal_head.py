@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import softplus
 
+from atlas_wm.data.training_set import open_training_set_of
 from atlas_wm.errors import UserError
 from atlas_wm.models.bank import flat
 from atlas_wm.models.temporal_head import TemporalHead
@@ -24,7 +25,6 @@ from atlas_wm.parallel.devices import pick_device
 from atlas_wm.rng import HeadRng, make_rng
 from atlas_wm.runs.folder import TEMPORAL_HEAD
 from atlas_wm.runs.model import load_model, save_temporal_head
-from atlas_wm.train.bank import open_training_set_of
 
 FRAMES, AHEAD = 20_000, 5  # of training episodes, at most; action chunks imagined from each
 STEPS, BATCH, LR = 3000, 512, 1e-3
@@ -115,7 +115,8 @@ def write_temporal_head(
 ) -> Path:
     """Fit a head to the final weights of a run, on training episodes alone, and add it to the run folder."""
     model = load_model(run, pick_device(device))
-    training_set = open_training_set_of(model, run, data)
+    assert model.run is not None
+    training_set = open_training_set_of(model.run, run, data)
     lengths = training_set.data.lengths[np.unique(training_set.training.episode)]
     total = min(FRAMES, int(((lengths - 1) // model.config.frameskip + 1).sum()))
     paths = Paths.of(model, training_set.demonstrations(FRAMES), lambda done: on_frames(done, total))
