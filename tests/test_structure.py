@@ -31,6 +31,7 @@ ALLOWED = {
     "diagnose": BASICS | {"parallel", "losses", "runs", "models", "tasks", "data", "plan", "evaluate"},
     "client": set(),
     "serve": BASICS | {"client", "plan"},
+    "play": BASICS | {"parallel", "runs", "models", "tasks", "data", "plan", "evaluate", "serve", "report"},
     "study": BASICS | {"methods", "recipes", "runs"},
     "report": {"errors", "runs", "task_table", "diagnose"},  # of diagnose only the catalog
     "show": BASICS | {"runs", "tasks", "data", "report"},

@@ -21,6 +21,7 @@ from atlas_wm.cli.evaluate import evaluate
 from atlas_wm.cli.head import head
 from atlas_wm.cli.methods import methods
 from atlas_wm.cli.plan import PLAN_FLAGS, plan
+from atlas_wm.cli.play import PLAY_FLAGS, play
 from atlas_wm.cli.report import report
 from atlas_wm.cli.serve import SERVE_FLAGS, serve
 from atlas_wm.cli.show import show
@@ -39,6 +40,10 @@ HELP = """Train latent world models, plan with them, and measure when their plan
 Run everything once, on a laptop:
 
     atlas demo
+
+Or look at a trained model first, in the browser:
+
+    atlas play
 
 Or step by step:
 
@@ -65,6 +70,7 @@ COMMANDS: dict[str, Callable[..., None]] = {
     "train": make_train(get_recipe("paper")("atlas")),
     "eval": evaluate,
     "plan": plan,
+    "play": play,
     "serve": serve,
     "diagnose": diagnose,
     "report": report,
@@ -86,6 +92,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         return
     given, plugins = split_plugins(given)
     flags = {"train": setting_flags(), "eval": PLAN_FLAGS, "plan": PLAN_FLAGS, "serve": SERVE_FLAGS}
+    flags["play"] = PLAY_FLAGS
     with errors_in_one_line(flags.get(given[0], {}) if given else {}, debug):
         for module in plugins:
             import_plugin(module)

@@ -40,7 +40,7 @@ def _strips(episode: dict[str, Any]) -> list[Strip]:
     success, steps, shown = bool(episode["success"]), episode["steps"], episode["shown_steps"][:MOST_FRAMES]
     goal = read_image(episode["goal"])
     imagined, real = ([read_image(f) for f in episode[key][:MOST_FRAMES]] for key in ("imagined", "real"))
-    distances = [f"{distance:.1f}" for distance in episode["distances"][:MOST_FRAMES]]
+    distances = [f"distance {distance:.1f}" for distance in episode["distances"][:MOST_FRAMES]]
     return [
         Strip("imagined", success, steps, shown, imagined, goal, distances),
         Strip("real", success, steps, shown, real, goal),

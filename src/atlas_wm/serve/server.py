@@ -12,7 +12,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol, RequestResponseCycle
 from atlas_wm.errors import UserError
 from atlas_wm.plan.planner import Planner
 from atlas_wm.serve.app import PlanningApp
-from atlas_wm.serve.config import ServeConfig
+from atlas_wm.serve.config import Address, ServeConfig
 
 log = logging.getLogger(__name__)
 
@@ -89,7 +89,7 @@ class PlanningServer(uvicorn.Server):
         self.should_exit = True
 
 
-def listen(config: ServeConfig) -> socket.socket:
+def listen(config: Address) -> socket.socket:
     family = socket.AF_INET6 if ":" in config.host else socket.AF_INET
     try:
         return socket.create_server((config.host, config.port), family=family, backlog=128)

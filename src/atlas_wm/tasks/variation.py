@@ -59,6 +59,15 @@ def list_variations(task: Task) -> str:
     return text
 
 
+def variation_ranges(task: Task, names: Sequence[str]) -> dict[str, tuple[list[float], list[float], list[float]]]:
+    """By name: the default, the lowest and the highest value of each number."""
+    env = task.make_env()
+    spaces = _spaces(task, env)
+    found = {name: (np.ravel(spaces[name].init_value).tolist(), *_range(spaces[name])) for name in names}
+    env.close()
+    return found
+
+
 def _spaces(task: Task, env: gym.Env) -> dict[str, Any]:
     space: Any = getattr(env.unwrapped, "variation_space", None)
     if space is None:

@@ -1,0 +1,1 @@
+"""``atlas play``: an environment, a planner and a page that shows both."""
