@@ -66,7 +66,15 @@ def test_the_report_imports_no_diagnostic():
 
 @pytest.mark.parametrize(
     "statement",
-    ["import atlas_wm", "import atlas_wm.cli.app", "import atlas_wm.client", "import atlas_wm.diagnose.catalog"],
+    [
+        *(
+            "import atlas_wm",
+            "import atlas_wm.cli.app",
+            "import atlas_wm.client",
+            "import atlas_wm.diagnose.catalog",
+        ),
+        "import atlas_wm.play.app",  # the page opens before the model is loaded
+    ],
 )
 def test_light_imports_do_not_pull_in_torch(statement):
     code = f"import sys; {statement}; sys.exit(any(m in sys.modules for m in ('torch', 'stable_worldmodel')))"

@@ -27,6 +27,7 @@ from atlas_wm.report.page import SECTIONS, headlines, write_report
 from atlas_wm.report.runs import read_study
 from atlas_wm.report.section import data_warnings
 from atlas_wm.rng import make_rng
+from atlas_wm.runs.bank_frames import load_frames, save_frames
 from atlas_wm.runs.folder import read_run
 from atlas_wm.runs.model import load_model, save_model
 from atlas_wm.tasks import get_task, get_task_of
@@ -49,11 +50,13 @@ def make_valid(folder: Path) -> None:
     model = WorldModel(config.model, 2)
     data = DataInfo("tworoom.h5", "0" * 16, 2, 60, 10, 2)
     model.run = RunInfo("tworoom", "atlas", "demo", 2, config, data, "cpu")
-    model.build_bank([torch.zeros(60, 3, 32, 32, dtype=torch.uint8).random_(256)])
+    frames = torch.zeros(60, 3, 32, 32, dtype=torch.uint8).random_(256)
+    model.build_bank([frames])
     actions = torch.zeros(10, 10)
     model.build_demonstrations([(torch.zeros(10, 3, 32, 32, dtype=torch.uint8).random_(256), actions, 0)])
     model.temporal_head = TemporalHead.initial(model.bank.points, make_rng(0))
     save_model(model, folder / "run")
+    save_frames([frames], folder / "run")
     TrainingStates(np.zeros((60, 2), np.float32), ("state",), data.hash).write(folder / "run")
     make_run(folder / "made_up", "atlas", seeds=(42, 43))
     evaluation = json.loads((folder / "made_up/evaluation/all_offset50_budget75.json").read_text())
@@ -118,6 +121,7 @@ TARGETS = {
     "normalizer": Target("run/normalizer.json", hostile_json, load_run),
     "weights": Target("run/model.safetensors", hostile_safetensors, load_run),
     "bank": Target("run/bank.safetensors", hostile_safetensors, load_run),
+    "bank frames": Target("run/frames.webp", changed_bytes, lambda folder: load_frames(folder / "run", 60)),
     "demonstrations": Target("run/demonstrations.safetensors", hostile_safetensors, load_run),
     "temporal head": Target("run/temporal_head.safetensors", hostile_safetensors, load_run),
     "states": Target("run/states.safetensors", hostile_safetensors, read_states),

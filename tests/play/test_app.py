@@ -12,7 +12,7 @@ from websockets.sync.client import connect
 
 from atlas_wm.cli.app import main
 from atlas_wm.errors import UserError
-from atlas_wm.play.app import FILES, MOST_VISITORS, PlayServer
+from atlas_wm.play.app import FILES, MOST_VISITORS, PlayServer, without_outdated
 from atlas_wm.serve.config import Address
 
 
@@ -97,6 +97,13 @@ def test_a_run_that_does_not_load_is_said_on_the_page_and_ends_the_command():
         server.run()
     talking.join(10)
     assert said == [{"event": "error", "text": str(server.error), "final": True}]
+
+
+def test_of_a_drag_only_the_last_message_counts():
+    moves = [{"do": "move", "which": "goal", "name": "agent", "x": i / 10} for i in range(3)]
+    other, go, vary = {**moves[0], "which": "start"}, {"do": "go"}, {"do": "vary", "values": {}}
+    assert without_outdated([*moves, other, go, go, vary, vary, None]) == [moves[2], other, go, go, vary, None]
+    assert without_outdated([moves[0], go, moves[1]]) == [moves[0], go, moves[1]]
 
 
 @pytest.mark.parametrize(

@@ -20,10 +20,10 @@ from websockets.sync.client import connect
 
 from atlas_wm.client import RemoteError, RemotePlanner, pack, unpack
 from atlas_wm.errors import SettingError, UserError
-from atlas_wm.serve import server as server_module
+from atlas_wm.serve import listener
 from atlas_wm.serve.config import ServeConfig
+from atlas_wm.serve.listener import listen
 from atlas_wm.serve.protocol import read_message
-from atlas_wm.serve.server import listen
 
 
 def status_of(request):
@@ -218,7 +218,7 @@ def test_a_killed_client_leaves_the_queue_and_hurts_nobody(serving, planner, hel
 
 
 def test_silent_clients_are_disconnected(serving, planner, frames, monkeypatch):
-    monkeypatch.setattr(server_module, "SILENT_SECONDS", 0.2)
+    monkeypatch.setattr(listener, "SILENT_SECONDS", 0.2)
     with serving(planner, idle_timeout=0.3) as running:
         client = running.client()
         host, port = running.server.address.split(":")

@@ -64,8 +64,11 @@ def play(
     from atlas_wm.play.app import PlayServer
 
     def load() -> "Callable[[], Session]":
+        import torch
+
         from atlas_wm.play.load import load_session
 
+        torch.set_num_threads(max(1, torch.get_num_threads() - 1))  # a core for the browser
         import_tasks_of(runs, task)
         return load_session(runs, data, device, search.applied_to)
 

@@ -18,7 +18,7 @@ from starlette.websockets import WebSocket, WebSocketDisconnect
 
 from atlas_wm.errors import UserError
 from atlas_wm.serve.config import Address, is_loopback
-from atlas_wm.serve.server import ImpatientHttp, listen
+from atlas_wm.serve.listener import ImpatientHttp, listen
 
 if TYPE_CHECKING:
     from atlas_wm.play.session import Session
@@ -163,14 +163,30 @@ class PlayServer(uvicorn.Server):
                     next_message.cancel()
                     receiving.result()
                 if next_message.done():
-                    text = next_message.result()
-                    await loop.run_in_executor(self.thread, session.handle, _decoded(text))
+                    texts = [next_message.result()]
+                    while not messages.empty():
+                        texts.append(messages.get_nowait())
+                    for message in without_outdated([_decoded(text) for text in texts]):
+                        await loop.run_in_executor(self.thread, session.handle, message)
                     delay = 0.0 if session.running else None
                 else:
                     next_message.cancel()
                     delay = await loop.run_in_executor(self.thread, session.advance)
         finally:
             receiving.cancel()
+
+
+def without_outdated(messages: list[Any]) -> list[Any]:
+    """Of a drag only its last message counts: what came before it has not been done yet."""
+
+    def drag(message: Any) -> tuple[Any, ...] | None:
+        if isinstance(message, dict) and message.get("do") in ("move", "vary"):
+            return tuple(repr(message.get(key)) for key in ("do", "which", "name"))
+        return None
+
+    drags = [drag(message) for message in messages]
+    following = [*drags[1:], None]
+    return [messages[i] for i, one in enumerate(drags) if one is None or one != following[i]]
 
 
 def _decoded(text: str) -> Any:

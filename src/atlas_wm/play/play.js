@@ -47,6 +47,7 @@ const events = {
     lanes = event.players.map((player) => new Lane(player));
     $("lanes").replaceChildren(...lanes.map((lane) => lane.root));
     $("lanes").classList.toggle("one", lanes.length === 1);
+    $("lanes").classList.toggle("no-paths", !event.paths);
     lanes.forEach((lane) => listen(lane.canvas, () => lane.handles));
     const models = event.players.map((player) => player.name).join(" and ");
     $("about").textContent = `${event.task}: ${models}`;

@@ -294,6 +294,7 @@ class Session:
             "steps_before": STEPS_BEFORE if self.board.first is None else 0,
             "players": [lane.player.about for lane in self.lanes],
             "variations": variations,
+            "paths": self.board.point(self.start) is not None,
             "budget": self.budget,
         }
 
