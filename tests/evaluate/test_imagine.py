@@ -36,13 +36,17 @@ def test_distances_are_in_units_of_the_training_frames():
     assert frames.tolist() == [1, 3] and distances == [0.25, 1.5]
 
 
-def test_frames_in_the_folder_replace_the_dataset(model, trained, tmp_path):
+def test_frames_in_the_folder_replace_the_dataset(model, trained, tmp_path, monkeypatch):
     training_set = open_training_set_of(model.run, trained, None)
     count = len(model.bank.points)
     save_frames(training_set.sample_frames(count), tmp_path)
     assert torch.equal(load_frames(tmp_path, count), torch.cat(list(training_set.sample_frames(count))))
     with pytest.raises(UserError, match=r"no grid of .*--frames"):
         load_frames(tmp_path, 3 * count)
+    with monkeypatch.context() as patch:
+        patch.setattr(Image, "MAX_IMAGE_PIXELS", 100)
+        with pytest.raises(UserError, match="decompression bomb"):
+            load_frames(tmp_path, count)
     (tmp_path / BANK_FRAMES).write_bytes(b"RIFF")
     with pytest.raises(UserError, match="cannot be read"):
         load_frames(tmp_path, count)

@@ -45,7 +45,7 @@ def load_frames(folder: Path, count: int) -> Tensor | None:
             if width * height > MOST_PIXELS or (columns * side, -(-count // columns) * side) != (width, height):
                 raise ValueError(f"an image of {width} × {height} px is no grid of {count} frames")
             grid = torch.from_numpy(np.array(image.convert("RGB")))
-    except (OSError, ValueError, SyntaxError) as error:
+    except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
         raise UserError(f"{path} cannot be read ({reason(error)}): {remedy}") from error
     tiles = grid.unflatten(0, (-1, side)).unflatten(2, (columns, side)).permute(0, 2, 4, 1, 3)
     return tiles.flatten(0, 1)[:count].contiguous()
