@@ -52,6 +52,8 @@ def test_other_sites_are_refused(playing):
         live = f"ws://{server.address}/live"
         assert status(server.url, Host="evil.example") == 403  # a name that now points to this machine
         assert status(server.url, Origin="http://evil.example") == 403
+        for name in ("localhost", f"localhost:{server.port}", "[::1]", "127.0.0.1:99"):  # such as a forwarded port
+            assert status(server.url, Host=name, Origin=f"http://{name}") == 200
         with pytest.raises(InvalidStatus, match="403"):
             connect(live, origin="http://evil.example")
         with connect(live, origin=f"http://{server.address}"):

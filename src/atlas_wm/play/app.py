@@ -98,7 +98,7 @@ class PlayServer(uvicorn.Server):
     def _refused(self, client: HTTPConnection) -> str | None:
         """Why a request is not answered: a page of another site must not reach the server through a browser."""
         host, origin, secret = client.headers.get("host", ""), client.headers.get("origin"), self.settings.secret
-        name = host.rpartition(":")[0] if not host.endswith("]") else host
+        name = host if host.endswith("]") else host.rpartition(":")[0] or host
         if is_loopback(self.settings.host) and not is_loopback(name.strip("[]")):
             return "open the page at the address that `atlas play` printed"
         if origin is not None and origin.partition("://")[2] != host:
