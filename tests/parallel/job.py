@@ -21,8 +21,10 @@ from atlas_wm.data.training_set import open_training_set
 from atlas_wm.losses.objective import ClipLatents, objective
 from atlas_wm.models.layers import BatchNorm
 from atlas_wm.models.world_model import WorldModel
+from atlas_wm.parallel import gradients as gradients_module
+from atlas_wm.parallel.gradients import GradientSum
 from atlas_wm.parallel.launch import processes
-from atlas_wm.parallel.processes import from_all, gather_rows, is_main, shard, sum_gradients
+from atlas_wm.parallel.processes import from_all, gather_rows, is_main, shard
 from atlas_wm.recipes import demo
 from atlas_wm.rng import make_rng
 from atlas_wm.tasks import get_task
@@ -91,11 +93,11 @@ def batchnorm() -> dict[str, Any]:
     for momentum in (0.1, None):
         norm = BatchNorm(5, momentum=momentum)
         nn.init.normal_(norm.weight, generator=make_rng(2))
+        gradients = GradientSum(norm.parameters())
         for key in (3, 4):
             x = mine(2 + 3 * draw(CLIPS, 5, key=key)).requires_grad_()
             y = norm(x)
-            (y * mine(draw(CLIPS, 5, key=key + 10))).sum().backward()
-            sum_gradients(norm.parameters())
+            gradients.backward((y * mine(draw(CLIPS, 5, key=key + 10))).sum())
             found[f"{momentum} {key}"] = [whole(y.detach()), whole(x.grad), norm.weight.grad.clone()]
             norm.zero_grad()
         found[f"{momentum}"] = [t.clone() for t in norm.state_dict().values()]
@@ -120,7 +122,7 @@ def steps() -> dict[str, Any]:
     """One batch through the whole step: losses, the norm before clipping and the gradient that the update used."""
     found: dict[str, Any] = {}
     for method in METHODS:
-        config = config_of(method, clip=0.01)
+        config = config_of(method, clip=0.01, batch=CLIPS)
         torch.manual_seed(0)
         model = WorldModel(config.model, 2).train()
         model.prepare_training(config.objective)
@@ -163,6 +165,7 @@ def sgd(model: nn.Module, settings: TrainConfig) -> torch.optim.Optimizer:
 def measure(path: str, file: Path) -> None:
     """What each process found, by rank."""
     with processes():
+        gradients_module.MESSAGE_BYTES = 40_000  # several messages for each step
         found = {"terms": terms(), "batchnorm": batchnorm()}
         step_module.adamw = sgd
         found |= {"steps": steps(), "training": training(path)}

@@ -4,7 +4,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
 
-from atlas_wm.parallel.processes import summed, world_size
+from atlas_wm.parallel.processes import several, summed
 
 
 class BatchNorm(nn.BatchNorm1d):
@@ -15,10 +15,12 @@ class BatchNorm(nn.BatchNorm1d):
 
     def forward(self, x: Tensor) -> Tensor:
         """(n, C) → (n, C)"""
-        if world_size() == 1 or not self.training:
+        if not several() or not self.training:
             return super().forward(x)
         wide = x.to(torch.promote_types(x.dtype, torch.float32))
-        *total, rows = summed(torch.cat([wide.sum(dim=0), wide.new_tensor([len(x)])])).split([self.num_features, 1])
+        *total, rows = summed(torch.cat([wide.sum(dim=0), wide.new_full((1,), len(x))])).split(
+            [self.num_features, 1]
+        )
         mean = total[0] / rows
         centred = wide - mean
         variance = summed(centred.square().sum(dim=0)) / rows

@@ -115,7 +115,8 @@ def _init_process_group(store: "Store", here: ProcessInfo) -> None:
 
     if dist.is_initialized():
         return
-    backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
+    shared = here.local_size > torch.cuda.device_count()  # NCCL refuses two processes on one GPU
+    backend = "gloo" if shared else "cpu:gloo,cuda:nccl"
     dist.init_process_group(backend, store=store, rank=here.rank, world_size=here.size, timeout=TIMEOUT)
     atexit.register(dist.destroy_process_group)
 

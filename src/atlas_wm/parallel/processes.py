@@ -5,8 +5,9 @@ the whole objective. Its gradient with respect to its own rows is one part of th
 weights are summed over the processes, not averaged.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from itertools import pairwise
 from typing import Any, TypeVar
 
 import torch
@@ -24,6 +25,11 @@ _alone = False
 
 def world_size() -> int:
     return 1 if _alone or not dist.is_available() or not dist.is_initialized() else dist.get_world_size()
+
+
+def several() -> bool:
+    """Whether there is another process to communicate with."""
+    return world_size() > 1
 
 
 @contextmanager
@@ -48,8 +54,20 @@ def is_main() -> bool:
 
 def shard(items: list[T]) -> list[T]:
     """The part of this rank. The parts, in rank order, make up the list; their lengths differ by at most 1."""
-    first, last = (len(items) * r // world_size() for r in (rank(), rank() + 1))
-    return items[first:last]
+    first = sum(shard_sizes(len(items))[: rank()])
+    return items[first : first + shard_sizes(len(items))[rank()]]
+
+
+def shard_sizes(count: int) -> list[int]:
+    """The length of each rank's part of ``count`` items."""
+    ends = [count * r // world_size() for r in range(world_size() + 1)]
+    return [last - first for first, last in pairwise(ends)]
+
+
+def has_nccl() -> bool:
+    """Whether GPUs talk through NCCL, whose messages can be part of a CUDA graph. gloo, for several processes on
+    one GPU, goes through the CPU."""
+    return "nccl" in dist.get_backend_config()
 
 
 class _Gather(torch.autograd.Function):
@@ -60,28 +78,36 @@ class _Gather(torch.autograd.Function):
     def forward(ctx: Any, mine: Tensor, sizes: list[int]) -> Tensor:
         first = sum(sizes[: rank()])
         ctx.own = slice(first, first + len(mine))
-        padded = mine.new_zeros(max(sizes), *mine.shape[1:])  # NCCL gathers equal sizes only
-        padded[: len(mine)] = mine
-        parts = [torch.empty_like(padded) for _ in sizes]
-        dist.all_gather(parts, padded)
-        return torch.cat([part[:size] for part, size in zip(parts, sizes, strict=True)])
+        if mine.is_cuda and not has_nccl():  # gloo gathers nothing that is on a GPU, but adds it
+            whole = mine.new_zeros(sum(sizes), *mine.shape[1:])
+            whole[ctx.own] = mine
+            dist.all_reduce(whole)
+            return whole
+        most = max(sizes)  # NCCL gathers equal sizes only
+        padded = torch.cat([mine, mine.new_zeros(most - len(mine), *mine.shape[1:])])
+        whole = mine.new_empty(len(sizes) * most, *mine.shape[1:])
+        dist.all_gather_into_tensor(whole, padded)
+        if min(sizes) == most:
+            return whole
+        return torch.cat([part[:size] for part, size in zip(whole.split(most), sizes, strict=True)])
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
         return grads[0][ctx.own], None
 
 
-def gather_rows(tensors: Sequence[Tensor | None]) -> list[Tensor | None]:
+def gather_rows(tensors: Sequence[Tensor | None], sizes: list[int] | None = None) -> list[Tensor | None]:
     """Tensors (n, …) with the same n rows → the rows of all processes. n may differ between processes.
 
+    ``sizes``: n of each process, where it is known, as from :func:`shard_sizes`; asking for it makes GPUs wait.
     Every process must compute the same function of the result: see :class:`_Gather`.
     """
-    if world_size() == 1:
+    if not several():
         return list(tensors)
     given = [t for t in tensors if t is not None]
-    counts: list[Tensor] = [torch.zeros(1, dtype=torch.int64) for _ in range(world_size())]
-    dist.all_gather(counts, torch.tensor([len(given[0])]))
-    sizes = [int(count) for count in counts]
+    sizes = sizes or from_all(len(given[0]))
+    if len(given[0]) != sizes[rank()]:
+        raise ValueError(f"process {rank()} has {len(given[0])} rows, not {sizes[rank()]}")
     packed = torch.cat([t.flatten(1) for t in given], dim=1)  # one message for all of them
     whole = _Gather.apply(packed, sizes).split([t.shape[1:].numel() for t in given], dim=1)
     gathered = (part.reshape(sum(sizes), *t.shape[1:]) for part, t in zip(whole, given, strict=True))
@@ -137,19 +163,7 @@ class _Sum(torch.autograd.Function):
 
 def summed(x: Tensor) -> Tensor:
     """The sum of x over the processes, with its gradient."""
-    return x if world_size() == 1 else _Sum.apply(x)
-
-
-@torch.no_grad()
-def sum_gradients(parameters: Iterable[nn.Parameter]) -> None:
-    """In-place: afterwards every process has the gradient of the whole batch."""
-    if world_size() == 1:
-        return
-    grads = [p.grad for p in parameters if p.grad is not None]
-    total = torch.cat([grad.flatten() for grad in grads])
-    dist.all_reduce(total)
-    for grad, part in zip(grads, total.split([grad.numel() for grad in grads]), strict=True):
-        grad.copy_(part.view_as(grad))
+    return _Sum.apply(x) if several() else x
 
 
 def same_weights(model: nn.Module) -> None:

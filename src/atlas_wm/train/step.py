@@ -1,7 +1,7 @@
 """One update of the weights: as plain PyTorch, or on a CUDA device as one captured graph."""
 
 import logging
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Literal, NamedTuple, Protocol
 
@@ -14,7 +14,8 @@ from atlas_wm.data.clips import Batch
 from atlas_wm.losses.objective import ClipLatents, Losses, Progress, objective
 from atlas_wm.losses.projections import random_directions
 from atlas_wm.models.world_model import WorldModel
-from atlas_wm.parallel.processes import gather_rows, sum_gradients, world_size
+from atlas_wm.parallel.gradients import GradientSum
+from atlas_wm.parallel.processes import gather_rows, has_nccl, several, shard_sizes, world_size
 from atlas_wm.train.agreement import disagreement
 
 log = logging.getLogger(__name__)
@@ -44,13 +45,14 @@ def make_step(
     done: int = 0,
 ) -> Step:
     """``steps``: updates of the whole run, ``done`` of them before this process (a resumed run)."""
-    if world_size() > 1:
-        log.info("%d processes share each batch: plain training step", world_size())
-    elif device.type == "cuda" and not plain:
+    if device.type == "cuda" and not plain:
         mixed = is_mixed(config.train, device)
         fused = mixed and not any(fusable(model).values())  # then little is left to compile
         worth = config.train.compile == "auto" and steps >= STEPS_WORTH_COMPILING and not fused
         compiled = worth or config.train.compile == "always"
+        if compiled and several():
+            log.info("not compiled: torch.compile is for one process")
+            compiled = False
         return CapturedStep(model, config, device, steps, done, compiled=compiled)
     return PlainStep(model, config, device, steps, done)
 
@@ -63,16 +65,15 @@ class PlainStep:
         self.mixed = is_mixed(config.train, device)
         self.progress = Progress.at(done, steps, device)
         self.optimizer: Any = adamw(model, config.train)
+        self.gradients = GradientSum(model.parameters(), averaged=model.terms.parameters())
 
     def __call__(self, batch: Batch, directions: torch.Generator, rate: float) -> Update:
         for group in self.optimizer.param_groups:
             group["lr"] = rate
         self.progress.step.add_(1)
-        clips = whole_batch(clip_latents(self.model, batch, self.mixed))
+        clips = whole_batch(clip_latents(self.model, batch, self.mixed), self.config.train.batch)
         losses = objective(clips, self.config.objective, directions, self.progress, self.model.terms)
-        losses.total.backward()
-        average_later(self.model.terms.parameters())
-        sum_gradients(self.model.parameters())
+        self.gradients.backward(losses.total)
         norm = clip_grad_norm_(self.model.parameters(), self.config.train.clip)
         self.optimizer.step()
         self.model.update_target()
@@ -88,17 +89,10 @@ def clip_latents(model: nn.Module, batch: Batch, mixed: bool) -> ClipLatents:
     return ClipLatents(*each)  # type: ignore[arg-type]
 
 
-def average_later(parameters: Iterable[nn.Parameter]) -> None:
-    """Loss terms see the whole batch in every process, so each has the whole gradient of their parameters. Divided
-    here, the sum over the processes is the mean."""
-    for p in parameters:
-        if p.grad is not None and world_size() > 1:
-            p.grad /= world_size()
-
-
-def whole_batch(clips: ClipLatents) -> ClipLatents:
-    """The latents of all processes' clips. Every process computes the same losses from them."""
-    return ClipLatents(*gather_rows(clips))  # type: ignore[arg-type]
+def whole_batch(clips: ClipLatents, count: int | None = None) -> ClipLatents:
+    """The latents of all processes' clips. Every process computes the same losses from them. ``count``: of the
+    clips, where it is known; asking the others takes time."""
+    return ClipLatents(*gather_rows(clips, shard_sizes(count) if count else None))  # type: ignore[arg-type]
 
 
 class CapturedStep:
@@ -106,6 +100,8 @@ class CapturedStep:
     them.
 
     The graph reads its inputs from fixed tensors. The first updates run outside of it; all do where capture fails.
+    Of several processes each has a graph, and NCCL's messages are part of it. Other messages cannot be: then the
+    kernels are fused, but launched one by one.
     """
 
     def __init__(
@@ -126,12 +122,15 @@ class CapturedStep:
         parts = agreeing(model, fusable(model)) if self.mixed else {}
         self._fuse([part for part, missing in parts.items() if not missing])
         self.losses = torch.compile(self._losses) if compiled else self._losses
+        self.gradients = GradientSum(model.parameters(), averaged=model.terms.parameters())
         self.inputs: list[Tensor] = []
         self.updates, self.fast = 0, True
+        self.captures = not several() or has_nccl()
         self.graph: torch.cuda.CUDAGraph | None = None
         self.aside = torch.cuda.Stream(device)
-        how = [name for name, on in {"fused": not all(parts.values()), "compiled": compiled}.items() if on]
-        log.info("fast path: training step as a CUDA graph%s", "".join(f", {name}" for name in how))
+        how = {"a CUDA graph": self.captures, "fused": not all(parts.values()), "compiled": compiled}
+        how |= {f"{world_size()} processes": several()}
+        log.info("fast path: training step as %s", ", ".join(name for name, on in how.items() if on))
 
     def __call__(self, batch: Batch, directions: torch.Generator, rate: float) -> Update:
         size, count = self.model.config.latent, self.config.objective.directions
@@ -144,7 +143,7 @@ class CapturedStep:
         self.progress.step.add_(1)
         self.updates += 1
         try:
-            if self.updates < WARM_UP or not self.fast:
+            if self.updates < WARM_UP or not (self.fast and self.captures):
                 return self._outside()
             if self.updates == WARM_UP:
                 with _no_waiting(self.device):
@@ -181,14 +180,14 @@ class CapturedStep:
     def _update(self) -> Update:
         self.optimizer.zero_grad()
         losses = self.losses(*self.inputs)
-        losses.total.backward()
+        self.gradients.backward(losses.total)
         norm = clip_grad_norm_(self.model.parameters(), self.config.train.clip)
         self.optimizer.step()
         self.model.update_target()
         return Update(detached(losses), norm)
 
     def _losses(self, frames: Tensor, actions: Tensor, directions: Tensor) -> Losses:
-        clips = clip_latents(self.model, Batch(frames, actions), self.mixed)
+        clips = whole_batch(clip_latents(self.model, Batch(frames, actions), self.mixed), self.config.train.batch)
         return objective(clips, self.config.objective, directions, self.progress, self.model.terms)
 
 
