@@ -3,7 +3,7 @@
     PYTHONPATH=src python3 tools/score_models.py --out DIR            # one GPU, about six minutes
     PYTHONPATH=src python3 tools/score_models.py --out DIR --toy      # two models of 20 steps, on a CPU
 
-Writes to DIR: models.jsonl, one line per model (settings, success); heldout-TASK.npz, held-out episodes as the
+Writes to DIR: models.jsonl, one line per model (settings, success); episodes-TASK.npz, some episodes as the
 models see them; weights-N.tar, the weights of all models. tools/score_table.py reads these. Data go to --data.
 """
 
@@ -41,7 +41,7 @@ from atlas_wm.train.loop import fit
 from atlas_wm.train.start import run_info
 
 EVALUATION_SEED = 42
-HELD_OUT = 60  # episodes whose frames are saved for the scores
+HELD_OUT, TRAINED = 100, 80  # episodes, at most, whose frames are saved: to judge scores on, to fit probes on
 MOST_TAR = 16_000_000  # bytes
 
 
@@ -146,7 +146,7 @@ class WholeFrames(FrameCache):
 
 
 def prepare(name: str, setup: TaskSetup, ready: Any, limits: "Limits") -> None:
-    """Collect the data of a task, draw or read all frames, and save held-out episodes."""
+    """Collect the data of a task, draw or read all frames, and save some episodes."""
     started, folder, workers = time.monotonic(), limits.data, min(setup.workers, os.cpu_count() or 1)
     task = get_task(name)
     if setup.demonstrator:
@@ -167,7 +167,7 @@ def prepare(name: str, setup: TaskSetup, ready: Any, limits: "Limits") -> None:
         process.join()
     if any(process.exitcode for process in each):
         raise RuntimeError(f"frames of {name} cannot be read")
-    save_held_out(name, training_set, np.load(frames_path(name, folder), mmap_mode="r"), limits.out)
+    save_episodes(name, training_set, np.load(frames_path(name, folder), mmap_mode="r"), limits.out)
     ready.set()
     seconds = time.monotonic() - started
     limits.say(f"{name}: {rows} rows, collected in {collected:.0f} s, ready after {seconds:.0f} s")
@@ -181,14 +181,15 @@ def _read_frames(name: str, folder: Path, pieces: list[np.ndarray]) -> None:
         frames[rows[0] : rows[-1] + 1] = data.frames_of(rows).numpy()
 
 
-def save_held_out(name: str, training_set: TrainingSet, frames: np.ndarray, folder: Path) -> None:
-    """Held-out episodes: frames one action chunk apart, the standardised chunk after each (0 after the last)."""
+def save_episodes(name: str, training_set: TrainingSet, frames: np.ndarray, folder: Path) -> None:
+    """Episodes: frames one action chunk apart, with the standardised chunk after each (0 after the last)."""
     data = training_set.data
     skip, rng = data.frameskip, np.random.default_rng(0)
-    held_out = np.flatnonzero(held_out_episodes(len(data.lengths), training_set.config.train))
-    long = [e for e in rng.permutation(held_out) if data.lengths[e] > 2 * skip]
-    found: dict[str, list[np.ndarray]] = {"frames": [], "actions": [], "episode": [], "states": []}
-    for number, episode in enumerate(long[:HELD_OUT]):
+    held_out = held_out_episodes(len(data.lengths), training_set.config.train)
+    order = [e for e in rng.permutation(len(held_out)) if data.lengths[e] > 2 * skip]
+    chosen = [e for e in order if held_out[e]][:HELD_OUT] + [e for e in order if not held_out[e]][:TRAINED]
+    found: dict[str, list[np.ndarray]] = {"frames": [], "actions": [], "episode": [], "states": [], "held_out": []}
+    for number, episode in enumerate(chosen):
         chunks = (int(data.lengths[episode]) - 1) // skip
         first = int(data.offsets[episode])
         rows = first + skip * np.arange(chunks + 1)
@@ -197,8 +198,9 @@ def save_held_out(name: str, training_set: TrainingSet, frames: np.ndarray, fold
         found["actions"].append(np.pad(actions.reshape(chunks, -1).numpy(), ((0, 1), (0, 0))))
         found["episode"].append(np.full(chunks + 1, number))
         found["states"].append(data.states[rows])
+        found["held_out"].append(np.full(chunks + 1, held_out[episode]))
     arrays: dict[str, Any] = {key: np.concatenate(parts) for key, parts in found.items()}
-    np.savez_compressed(folder / f"heldout-{name}.npz", **arrays)
+    np.savez_compressed(folder / f"episodes-{name}.npz", **arrays)
 
 
 def data_path(name: str, folder: Path) -> Path:
