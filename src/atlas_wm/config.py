@@ -298,6 +298,9 @@ class TrainConfig:
     """Steps between validations."""
     probe: bool = False
     """At every validation, log as val_probe_… how well a linear probe reads each coordinate of the state from z."""
+    best: Literal["score", "loss"] = "score"
+    """Which validation RUN/weights/best comes from. score: the highest planning score (docs/concepts.md). loss: the
+    lowest loss."""
     checkpoint_every: int | None = None
     """Steps between checkpoints, from which an interrupted run resumes. None: about every minute, and at most 1 %
     of the time."""

@@ -14,6 +14,7 @@ class TrainRng(IntEnum):
     VALIDATION_CLIPS = 3
     VALIDATION_LOSS = 4
     DROPOUT = 5
+    SCORE = 6  # starts and other actions of the planning score
 
 
 class DiagnoseRng(IntEnum):

@@ -107,7 +107,7 @@ def _config(run: dict[str, Any]) -> dict[str, Any]:
 
 def _write_metrics(path: Path, method: str, rng: np.random.Generator) -> None:
     terms = ["prediction", *(name for name, weight in OBJECTIVES.get(method, {}).items() if weight)]
-    columns = ["step", "total", *terms, "clips_per_second", *(f"val_{t}" for t in terms)]
+    columns = ["step", "total", *terms, "clips_per_second", *(f"val_{t}" for t in terms), "val_score"]
     with path.open("w", newline="") as file:
         writer = csv.DictWriter(file, columns)
         writer.writeheader()
@@ -117,7 +117,7 @@ def _write_metrics(path: Path, method: str, rng: np.random.Generator) -> None:
             }
             row: dict[str, Any] = {"step": step, "total": sum(values.values()), "clips_per_second": 1300, **values}
             if step % 1000 == 0:
-                row |= {f"val_{t}": 1.1 * v for t, v in values.items()}
+                row |= {f"val_{t}": 1.1 * v for t, v in values.items()} | {"val_score": 0.9 - np.exp(-step / 1500)}
             writer.writerow(row)
 
 

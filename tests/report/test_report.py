@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from made_up import make_run
+from matplotlib.figure import Figure
 from PIL import Image
 
 from atlas_wm.evaluate.evaluate import evaluate
@@ -17,7 +18,7 @@ from atlas_wm.report.films import film_gif, film_strips, read_films
 from atlas_wm.report.page_table import Table
 from atlas_wm.report.runs import read_study
 from atlas_wm.report.table import markdown, success_rows, write_csv
-from atlas_wm.report.training import settings_section, training_curves
+from atlas_wm.report.training import curve_panels, settings_section, training_curves
 from atlas_wm.runs.files import write_json
 from atlas_wm.runs.films import films_path
 from atlas_wm.runs.results import EvaluationResult, PolicyResult, Protocol
@@ -86,6 +87,15 @@ def filmed(run_folder) -> Path:
     options = {"films": 2, "policies": ("model",), "workers": 1, "device": "cpu"}
     (result,) = evaluate(run_folder, [Protocol(20, 30, 4, (9,))], **options)
     return run_folder / "evaluation" / f"{result.name}.json"
+
+
+def test_the_planning_score_is_drawn_beside_the_losses(tmp_path):
+    panels = curve_panels(read_study([make_run(tmp_path / "run", "atlas")]))
+    assert [panel.title for panel in panels][-2:] == ["OOD-recovery: distortion", "Planning score"]
+    axes = Figure().subplots()
+    panels[-1].draw(axes)
+    (line,) = axes.get_lines()
+    assert line.get_xdata().tolist() == list(range(1000, 8001, 1000)) and axes.get_yscale() == "linear"
 
 
 @pytest.mark.slow

@@ -247,9 +247,9 @@ def test_of_several_processes_the_first_writes_and_all_stop_at_the_same_step(tmp
         for rank in (0, 1)
     )
     for checkpointer in (other, main):
-        checkpointer.after(4, 100, model, optimizer, lambda: torch.empty(0, 1), None)
+        checkpointer.after(4, 100, model, optimizer, lambda: torch.empty(0, 1), {})
         with pytest.raises(Interrupted, match="SIGTERM after step 5 of 100"):
-            checkpointer.after(5, 100, model, optimizer, lambda: torch.empty(0, 1), None)
+            checkpointer.after(5, 100, model, optimizer, lambda: torch.empty(0, 1), {})
         assert bool(checkpoints_in(tmp_path)) == (checkpointer is main)
     assert asked == [0, 0]
     saved = read_saved(checkpoints_in(tmp_path)[0])

@@ -140,21 +140,37 @@ def test_weights_are_kept_where_asked_for(dataset_path, tmp_path):
     load_model(run).load_state_dict(kept.tensors)
 
 
-def test_the_best_validation_is_kept_unless_it_is_the_result(dataset_path, undisturbed, tmp_path):
-    def val_totals(run):
-        return {int(row["step"]): float(row["val_total"]) for row in metrics(run) if row["val_total"]}
-
-    best = undisturbed / "weights" / "best.safetensors"
-    totals = val_totals(undisturbed)
-    step = min(totals, key=totals.__getitem__)
-    assert best.exists() == (step != STEPS)
-    worsening = replace(short_config(), train=replace(short_config().train, lr=0.5))  # from the first validation on
+def test_the_validation_of_the_lowest_loss_is_kept(dataset_path, tmp_path):
+    worsening = short_config(lr=0.5, best="loss")  # from the first validation on
     run = short_train(worsening, dataset_path, tmp_path / "run")
-    totals = val_totals(run)
+    totals = {int(row["step"]): float(row["val_total"]) for row in metrics(run) if row["val_total"]}
     step = min(totals, key=totals.__getitem__)
     assert step != STEPS, "choose a larger rate"
     kept = read_saved(run / "weights" / "best.safetensors")
     assert kept.step == step and kept.notes["val_total"] == pytest.approx(totals[step], rel=1e-5)
+
+
+@pytest.mark.parametrize("resumed", [False, True])
+def test_the_validation_of_the_highest_score_is_kept(dataset_path, tmp_path, monkeypatch, resumed):
+    scores = iter([0.7, 0.9, 0.8])
+
+    def measure(self, model, device, *, mixed=False):
+        return {"score": next(scores), "saturation": 0.5}
+
+    monkeypatch.setattr("atlas_wm.train.score.PlanningScore.measure", measure)
+    if resumed:
+        stopped(short_config(), dataset_path, tmp_path / "run", step=49)
+    run = short_train(short_config(), dataset_path, tmp_path / "run")
+    steps = {float(row["val_score"]): int(row["step"]) for row in metrics(run) if row["val_score"]}
+    assert list(steps) == [0.7, 0.9, 0.8]
+    kept = read_saved(run / "weights" / "best.safetensors")
+    assert kept.step == steps[0.9] and kept.notes["val_score"] == 0.9
+
+
+def test_no_best_weights_where_the_last_validation_is_the_best(dataset_path, tmp_path):
+    config = replace(short_config(), train=replace(short_config().train, validate_every=STEPS))
+    run = short_train(config, dataset_path, tmp_path / "run")
+    assert not (run / "weights").exists()
 
 
 def test_other_settings_are_refused_by_name(dataset_path, tmp_path):

@@ -102,7 +102,8 @@ def train_with_progress(
 
         def show(p: Progress) -> None:
             terms = "  ".join(f"{name} {value:.4f}" for name, value in p.terms.items())
-            bar.update(p.step, p.steps, f"{terms}  {p.clips_per_second:,.0f} clips/s", p.seconds_left)
+            score = "" if p.score is None else f"  score {p.score:.3f}"
+            bar.update(p.step, p.steps, f"{terms}{score}  {p.clips_per_second:,.0f} clips/s", p.seconds_left)
 
         def show_encoded(done: int, total: int) -> None:
             if bar.unit != "frames":

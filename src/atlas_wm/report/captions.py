@@ -106,9 +106,11 @@ IMAGINED = Caption(
 )
 TRAINING = Caption(
     "Loss terms without their weights, on a logarithmic scale. Lines are training batches, dots are held-out "
-    "clips. There is one line per run; a method appears only if its objective has the term.",
+    "clips. There is one line per run; a method appears only if its objective has the term. The planning score "
+    "asks, on held-out episodes, whether the recorded actions end nearer to the goal than others do.",
     "A finished run falls and then levels off. Dots that rise above the line mean overfitting. Do not compare "
-    "the prediction error of different objectives directly: their latents may have different scales.",
+    "the prediction error of different objectives directly: their latents may have different scales. The planning "
+    "score can be compared: higher is better, and 0.5 is chance.",
     "The paper shows no training curves. Its weights are 3 for WEMReg and 0.1 for OOD-recovery.",
 )
 

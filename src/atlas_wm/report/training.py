@@ -26,6 +26,7 @@ TERMS = {
     "sigreg": "SIGReg statistic",
     "relational": "OOD-recovery: distortion",
 }
+SCORE = "val_score"
 NOT_TERMS = {"step", "epoch", "total", "lr", "grad_norm", "clips_per_second"}
 
 
@@ -43,7 +44,7 @@ def training_section(study: Study) -> Section:
 
 
 def curve_panels(study: Study) -> list[Panel]:
-    """One panel for each task and loss term."""
+    """One panel for each task and loss term, and one for the planning score."""
     panels = []
     for task in study.tasks:
         groups = study.of_task(task)
@@ -53,6 +54,9 @@ def curve_panels(study: Study) -> list[Panel]:
         for term in sorted(columns.keys() - NOT_TERMS, key=lambda t: [*TERMS, t].index(t)):
             title = per_task(TERMS.get(term, term), task, study)
             panels.append(Panel(title, partial(_draw_curves, term=term, groups=groups), 2.7))
+        if any(SCORE in run.metrics for group in groups for run in group.runs):
+            title = per_task("Planning score", task, study)
+            panels.append(Panel(title, partial(_draw_scores, groups=groups), 2.7))
     return panels
 
 
@@ -74,6 +78,15 @@ def _draw_curves(axes: Axes, term: str, groups: Sequence[Group]) -> None:
         axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
         axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
         axes.yaxis.set_minor_formatter(NullFormatter())
+    axes.legend(fontsize=8, loc="best")
+
+
+def _draw_scores(axes: Axes, groups: Sequence[Group]) -> None:
+    for group in groups:
+        for index, run in enumerate(run for run in group.runs if SCORE in run.metrics):
+            style, label = f"o{DASHES[min(group.variant, 2)]}", group.label if index == 0 else None
+            axes.plot(*run.metrics[SCORE], style, color=group.colour, lw=1.2, ms=3.5, label=label, alpha=0.9)
+    axes.set(xlabel="step")
     axes.legend(fontsize=8, loc="best")
 
 

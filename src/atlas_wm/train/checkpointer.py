@@ -12,7 +12,7 @@ import json
 import logging
 import shutil
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -38,6 +38,7 @@ NOT_COMPARED = {
     "train.workers",
     "train.cache_frames",
     "train.probe",
+    "train.best",
     "train.checkpoint_every",
     "train.save_every",
     "plan.clip_actions",
@@ -237,9 +238,16 @@ class Checkpointer:
 
     def _best(self) -> float:
         try:
-            return float(read_saved(self.staging / OTHER_WEIGHTS / f"{BEST}.safetensors").notes["val_total"])
+            return self._criterion(read_saved(self.staging / OTHER_WEIGHTS / f"{BEST}.safetensors").notes)
         except Damaged:
             return float("inf")
+
+    def _criterion(self, notes: Mapping[str, Any]) -> float:
+        """By which validations are compared: the lower, the better. A run without a planning score has the loss."""
+        score, loss = notes.get("val_score"), notes.get("val_total")
+        if self.settings.best == "score" and score is not None:
+            return -float(score)
+        return float("inf") if loss is None else float(loss)
 
     def restore(self, model: nn.Module, optimizer: Any) -> Tensor | None:
         """Load the weights and the optimiser state in place, before the first update. Returns the losses since the
@@ -285,25 +293,26 @@ class Checkpointer:
         model: nn.Module,
         optimizer: Any,
         losses: Callable[[], Tensor],
-        validation: float | None,
+        row: Mapping[str, float],
     ) -> None:
         """Save what is due after a step. End the run after a signal.
 
         losses: returns the losses since the last report, on the CPU. It raises where one is not finite, before
-        anything is saved.
+        anything is saved. row: the metrics of the step, empty where none are due.
         """
         stopped = self.stop.received
         if self.agree is not None:
             stopped = 0 if step % self.settings.log_every else self.agree(stopped)
         export = self.settings.save_every and step % self.settings.save_every == 0
-        better = validation is not None and validation < self.best
+        validation = {name: row.get(name) for name in ("val_total", "val_score")}
+        better = self._criterion(validation) < self.best
         due = bool(stopped) or step == steps or self._is_due(step)
         if self.rank == 0 and (due or export or better):
             started = time.monotonic()
             recent = losses()
             state = {name: tensor.detach().cpu().contiguous() for name, tensor in model.state_dict().items()}
             weights = {name: tensor for name, tensor in state.items() if not name.startswith(TRAINING_ONLY)}
-            notes = {"step": step, "val_total": validation, **self.notes}
+            notes = {"step": step, **validation, **self.notes}
             if export and step < steps:
                 write_saved(self.staging / OTHER_WEIGHTS / f"{step_name(step)}.safetensors", Saved(weights, notes))
             if better:
@@ -316,7 +325,7 @@ class Checkpointer:
             raise self.stop.interrupted(stopped, f"after step {step} of {steps}", self.staging)
 
     def _save_best(self, saved: Saved, last: bool) -> None:
-        self.best = float(saved.notes["val_total"])
+        self.best = self._criterion(saved.notes)
         path = self.staging / OTHER_WEIGHTS / f"{BEST}.safetensors"
         if not last:
             return write_saved(path, saved)

@@ -2,7 +2,7 @@
 
 import shutil
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
@@ -27,6 +27,7 @@ from atlas_wm.train.checkpointer import Checkpointer
 from atlas_wm.train.metrics import MetricsLog, NoMetrics, OnMetrics
 from atlas_wm.train.monitors import HEALTH, CollapseMonitor, LossBuffer, StopSignals, name_dead_loaders
 from atlas_wm.train.schedule import warmup_cosine
+from atlas_wm.train.score import PlanningScore, SaturationMonitor
 from atlas_wm.train.start import check_disk, make_model, run_info, shared_folder, start_or_resume, token_encoder
 from atlas_wm.train.step import is_mixed, make_step
 from atlas_wm.train.validation import VALIDATION_BATCHES, StateProbe, measure_batchnorm, validate
@@ -41,6 +42,7 @@ class Progress(NamedTuple):
     total: float
     clips_per_second: float
     seconds_left: float
+    score: float | None = None  # planning score of the last validation
 
 
 @processes()
@@ -74,7 +76,8 @@ def train(
     with shared_folder(out, overwrite) as folder:
         training_set = open_training_set(data_path, task, config)
         check_rendering(training_set.data)
-        probe = StateProbe(training_set) if config.train.probe else None
+        each = [StateProbe(training_set) if config.train.probe else None, PlanningScore.of(training_set)]
+        probes = [probe for probe in each if probe is not None]
         where = pick_device(device)
         info = run_info(config, task, training_set, where, method, recipe, init)
         saved = start_or_resume(folder, info, training_set, overwrite)
@@ -84,13 +87,21 @@ def train(
         if saved is None:
             check_disk(folder, model, training_set)
         first = saved.step if saved else 0
-        log = MetricsLog(folder, metric_names(config, probe), first, on_metrics) if is_main() else NoMetrics()
+        log = MetricsLog(folder, metric_names(config, probes), first, on_metrics) if is_main() else NoMetrics()
         with StopSignals() as stop, log as metrics, name_dead_loaders():
             agree = from_main if world_size() > 1 else None
             notes = {"tokens": training_set.caches_tokens}
-            checkpointer = Checkpointer(folder, config.train, saved, stop, metrics.flush, rank(), agree, **notes)
-            write = metrics.write
-            fit(model, training_set, where, write, on_progress, plain=plain, checkpointer=checkpointer, probe=probe)
+            saver = Checkpointer(folder, config.train, saved, stop, metrics.flush, rank(), agree, **notes)
+            fit(
+                model,
+                training_set,
+                where,
+                metrics.write,
+                on_progress,
+                plain=plain,
+                checkpointer=saver,
+                probes=probes,
+            )
         if is_main():
             finish(model, training_set, folder)
     if is_main():
@@ -117,11 +128,11 @@ def fit(
     *,
     plain: bool = False,
     checkpointer: Checkpointer | None = None,
-    probe: StateProbe | None = None,
+    probes: Sequence[StateProbe | PlanningScore] = (),
 ) -> None:
     """The training loop. Trains the model in place and leaves it in eval mode.
 
-    ``write`` gets every row of metrics. ``checkpointer``: the state to resume from, and how to save. ``probe``:
+    ``write`` gets every row of metrics. ``checkpointer``: the state to resume from, and how to save. ``probes``:
     measured at each validation.
     """
     config, steps, start = training_set.config, training_set.steps, checkpointer.step if checkpointer else 0
@@ -132,7 +143,8 @@ def fit(
     rate_factor = warmup_cosine(steps, settings.warmup)
     staging = checkpointer.staging if checkpointer and is_main() else None
     losses = LossBuffer(list(config.objective.weights), training_set.clips_of_step, staging)
-    collapse, clock = CollapseMonitor(), Clock(start, steps, settings.batch)
+    collapse, saturation, clock = CollapseMonitor(), SaturationMonitor(config), Clock(start, steps, settings.batch)
+    score: float | None = None
     if checkpointer:
         losses.restore(checkpointer.restore(model, update.optimizer), device)
 
@@ -150,7 +162,7 @@ def fit(
             row = {"epoch": step / training_set.steps_per_epoch, **means, "lr": rate}
             row |= {"grad_norm": norm, "clips_per_second": speed}
             total = means.pop("total")
-            on_progress(Progress(step, steps, means, total, speed, seconds_left))
+            on_progress(Progress(step, steps, means, total, speed, seconds_left, score))
             if last or step % settings.validate_every < settings.log_every:
                 bf16 = mixed and not last  # the final statistics are those of the model in float32, as it is used
                 sample = partial(training_set.sample_batches, device=device)
@@ -158,14 +170,16 @@ def fit(
                     measure_batchnorm(model, sample(training_set.training, settings.batchnorm_batches), mixed=bf16)
                 held_out = sample(training_set.validation, VALIDATION_BATCHES)
                 found = validate(model, held_out, config, collapse, update.progress, mixed=bf16)
-                if probe and is_main():
+                for probe in probes if is_main() else ():
                     found |= probe.measure(model, device, mixed=bf16)
+                score = found.get("score")
+                saturation.check(found)
                 row |= {f"val_{name}": value for name, value in found.items()}
                 clock.skip()
             write(step, row)
         if checkpointer:
             read = partial(losses.read, step)
-            checkpointer.after(step, steps, model, update.optimizer, losses=read, validation=row.get("val_total"))
+            checkpointer.after(step, steps, model, update.optimizer, losses=read, row=row)
     model.eval()
 
 
@@ -199,7 +213,8 @@ class Clock:
         self.resumed = time.perf_counter()
 
 
-def metric_names(config: RunConfig, probe: StateProbe | None = None) -> list[str]:
+def metric_names(config: RunConfig, probes: Sequence[StateProbe | PlanningScore] = ()) -> list[str]:
     losses = ["total", *config.objective.weights]
-    validated = [*losses, *(() if config.model.encoder.frozen else HEALTH), *(probe.names if probe else ())]
+    validated = [*losses, *(() if config.model.encoder.frozen else HEALTH)]
+    validated += [name for probe in probes for name in probe.names]
     return ["epoch", *losses, "lr", "grad_norm", "clips_per_second", *(f"val_{name}" for name in validated)]
