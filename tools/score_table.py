@@ -1,9 +1,11 @@
 """Which offline score ranks models as their planning success does? Reads what tools/score_models.py wrote.
 
-    PYTHONPATH=src python3 tools/score_table.py DIR --csv docs/results/score.csv --figure docs/images/score.svg
+    PYTHONPATH=src python3 tools/score_table.py DIR --csv docs/results/score.csv     # scores, some minutes
+    PYTHONPATH=src python3 tools/score_table.py --csv docs/results/score.csv --figure docs/images/score.svg
 
-The candidates need latents and actions of held-out episodes, no environment. A seeded half of the models, drawn
-within each task, chooses; the other half is reported.
+The candidates need latents and actions of recorded episodes, no environment. A seeded half of the models of DIR,
+drawn within each task, is to choose on, the other half to report; models of further folders are reported apart. The
+table of docs/notes/score.md is printed from the CSV file.
 """
 
 import argparse
@@ -25,11 +27,12 @@ from torch import Tensor
 
 from atlas_wm.models.geometry import effective_rank
 from atlas_wm.models.probes import explained, mlp_probe, ridge_probe
-from atlas_wm.models.score import Episodes
+from atlas_wm.models.score import Episodes, planning_score
 from atlas_wm.models.world_model import WorldModel
 from atlas_wm.rng import make_rng
 
-WINDOWS, OTHERS = 256, 16
+HORIZON, WINDOWS, OTHERS = 5, 256, 16
+WORDS = ("model", "task", "regulariser", "part")
 SETUP = ("task", "method", "weights", "steps", "seed", "recipe")
 COLOURS = {"wemreg": "#1f5fa8", "sigreg": "#c8641a", "std": "#6b7280"}
 
@@ -138,11 +141,11 @@ def transitions(model: WorldModel, e: Episodes) -> dict[str, Tensor]:
 def plan_scores(model: WorldModel, e: Episodes) -> dict[str, float]:
     """Do the recorded actions end nearer to the goal than others? Share of the others that end farther away.
 
-    Goal: the frame ``gap`` chunks later. Compared after ``chunks`` chunks with pieces of other episodes (data), with
-    Gaussian noise (noise), and with the recorded actions plus noise (near). ``margin``: mean log of the ratio of the
-    median distance of the others and that of the recorded actions."""
-    found = {}
-    for gap, chunks in ((2, 2), (5, 5), (10, 5), (10, 2), (5, 1)):
+    Goal: the frame ``gap`` chunks later. Compared after ``chunks`` chunks with pieces of other episodes (data) and
+    with Gaussian noise (noise). ``margin``: mean log of the ratio of the median distance of the others and that of
+    the recorded actions."""
+    found = {"planning_score": planning_score(model, e, HORIZON, make_rng(0))}
+    for gap, chunks in ((2, 2), (HORIZON, HORIZON), (2 * HORIZON, HORIZON), (HORIZON, 1)):
         rng = make_rng(1, gap, chunks)
         w, pool = e.windows(gap), e.windows(chunks)
         w = w[torch.randperm(len(w), generator=rng)[:WINDOWS]]
@@ -150,26 +153,30 @@ def plan_scores(model: WorldModel, e: Episodes) -> dict[str, float]:
         own = e.actions[w[:, None] + steps][:, None]  # (Q, 1, H, a)
         drawn = pool[torch.randint(len(pool), (len(w), OTHERS), generator=rng)]
         noise = torch.randn(len(w), OTHERS, chunks, own.shape[-1], generator=rng)
-        others = {"data": e.actions[drawn[..., None] + steps], "noise": noise, "near": own + 0.5 * noise}
         goal = e.z[w + gap][:, None]
         mine = model.distance(model.terminal(e.z[w], own), goal)
-        for kind, actions in others.items():
+        for kind, actions in {"data": e.actions[drawn[..., None] + steps], "noise": noise}.items():
             theirs = model.distance(model.terminal(e.z[w], actions), goal)
             farther = (theirs > mine).double() + 0.5 * (theirs == mine).double()
             found[f"plan_{kind}_{chunks}_of_{gap}"] = float(farther.mean())
             ratio = theirs.median(dim=1).values / mine[:, 0].clamp_min(1e-12)
             found[f"margin_{kind}_{chunks}_of_{gap}"] = float(ratio.log().mean())
-    for kind in ("data", "noise", "near"):
-        for what in ("plan", "margin"):
-            found[f"{what}_{kind}"] = (found[f"{what}_{kind}_5_of_5"] + found[f"{what}_{kind}_5_of_10"]) / 2
     return found
 
 
-def candidates(model: WorldModel, fitted: Episodes, e: Episodes) -> dict[str, float]:
+def state_scores(fitted: Episodes, judged: Episodes, states: list[Tensor]) -> dict[str, float]:
+    """R² of a linear probe of the standardised state; it needs states, as no other score does."""
+    mean, std = states[0].mean(dim=0), states[0].std(dim=0)
+    y, truth = ((part - mean) / std for part in states)
+    return {"probe": explained(ridge_probe(fitted.z, y, judged.z), truth)}
+
+
+def candidates(model: WorldModel, fitted: Episodes, e: Episodes, states: list[Tensor]) -> dict[str, float]:
     with torch.no_grad():
         return {
             **time_scores(e),
             **rank_scores(e),
+            **state_scores(fitted, e, states),
             **prediction_scores(model, e),
             **action_scores(model, fitted, e),
             **plan_scores(model, e),
@@ -187,8 +194,8 @@ def episodes_of(model: WorldModel, stored: dict[str, np.ndarray], held_out: bool
     return Episodes(z, actions, episode)
 
 
-def read_models(folder: Path, workers: int) -> list[dict[str, Any]]:
-    """The lines of models that did not fail, with the scores of each."""
+def score_models(folder: Path, workers: int) -> list[dict[str, Any]]:
+    """A row for each model that did not fail: what it is, its success, its scores."""
     weights: dict[str, dict[str, Tensor]] = {}
     for path in sorted(folder.glob("weights-*.tar")):
         with tarfile.open(path) as tar:
@@ -214,91 +221,90 @@ def scored(line: dict[str, Any], weights: dict[str, Tensor], stored: dict[str, n
     model = WorldModel(config.model, stored["actions"].shape[1] // config.model.frameskip)
     model.load_state_dict({name: t.float() if t.is_floating_point() else t for name, t in weights.items()})
     parts = [episodes_of(model.eval(), stored, held_out) for held_out in (False, True)]
-    scores = candidates(model, *parts) | {f"-{name}": -value for name, value in line["losses"].items()}
-    seconds = time.monotonic() - started
-    print(f"{line['name']}: {100 * line['success']:.0f} %, scored in {seconds:.1f} s", flush=True)
-    return {**line, "scores": scores}
+    states = [torch.from_numpy(stored["states"][stored["held_out"] == held_out]) for held_out in (False, True)]
+    scores = candidates(model, *parts, states)
+    scores |= {f"minus_{name}": -line["losses"][f"val_{name}"] for name in ("total", "prediction")}
+    print(f"{line['name']}: {time.monotonic() - started:.1f} s", flush=True)
+    kind = next(name for name in COLOURS if getattr(config.objective, name) > 0)
+    facts = {"model": line["name"], "task": line["task"], "regulariser": kind, "part": "more"}
+    return {**facts, "success": line["success"], "episodes": line["episodes"], **scores}
 
 
-def halves(lines: list[dict[str, Any]], seed: int = 0) -> tuple[list[int], list[int]]:
-    """Two halves of the models of each task: to choose on, to report."""
-    rng, parts = np.random.default_rng(seed), ([], [])  # type: ignore[var-annotated]
-    for task in sorted({line["task"] for line in lines}):
-        mine = rng.permutation([i for i, line in enumerate(lines) if line["task"] == task]).tolist()
-        parts[0].extend(mine[: len(mine) // 2])
-        parts[1].extend(mine[len(mine) // 2 :])
-    return parts
+def halve(rows: list[dict[str, Any]], seed: int = 0) -> None:
+    """Mark two halves of the models of each task: to choose on, to report."""
+    rng = np.random.default_rng(seed)
+    for task in sorted({row["task"] for row in rows}):
+        mine = rng.permutation([i for i, row in enumerate(rows) if row["task"] == task]).tolist()
+        for order, i in enumerate(mine):
+            rows[i]["part"] = "choose" if order < len(mine) // 2 else "report"
 
 
-def correlation(lines: list[dict[str, Any]], name: str, which: list[int], within: str | None = None) -> float:
-    mine = [lines[i] for i in which if within in (None, lines[i]["task"])]
-    scores = [line["scores"].get(name, np.nan) for line in mine]
-    return float(spearmanr(scores, [line["success"] for line in mine], nan_policy="omit").statistic)
+def write_csv(rows: list[dict[str, Any]], path: Path) -> None:
+    with path.open("w", newline="") as file:
+        writer = csv.DictWriter(file, list(rows[0]))
+        writer.writeheader()
+        for row in rows:
+            writer.writerow({k: f"{v:.4g}" if isinstance(v, float) else v for k, v in row.items()})
 
 
-def table(lines: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    names = dict.fromkeys(name for line in lines for name in line["scores"])
-    choose, report = halves(lines)
-    tasks = sorted({line["task"] for line in lines})
-    rows = []
-    for name in names:
-        row: dict[str, Any] = {"score": name}
-        for part, which in (("choose", choose), ("report", report)):
-            each = {task: correlation(lines, name, which, task) for task in tasks}
-            row |= {f"{part} {task}": value for task, value in each.items()}
-            row[f"{part} mean"] = float(np.mean(list(each.values())))
-            row[f"{part} all"] = correlation(lines, name, which)
-        rows.append(row)
-    return sorted(rows, key=lambda row: -abs(row["choose mean"]))
+def read_csv(path: Path) -> list[dict[str, Any]]:
+    with path.open(newline="") as file:
+        return [{k: v if k in WORDS else float(v) for k, v in row.items()} for row in csv.DictReader(file)]
 
 
-def draw(lines: list[dict[str, Any]], name: str, path: Path) -> None:
-    """Success against one score, for the models of the half that is reported."""
+def correlation(rows: list[dict[str, Any]], name: str, part: str, task: str) -> float:
+    mine = [row for row in rows if row["part"] == part and row["task"] == task]
+    return float(spearmanr([row[name] for row in mine], [row["success"] for row in mine]).statistic)
+
+
+def table(rows: list[dict[str, Any]]) -> str:
+    """Spearman's rank correlation of each score with success, by part and task; the best choice first."""
+    names = [name for name in rows[0] if name not in (*WORDS, "success", "episodes")]
+    halves = [(part, task) for part in ("choose", "report") for task in ("tworoom", "pusht")]
+    groups = [*halves, ("more", "tworoom")]
+    found = {name: [correlation(rows, name, *group) for group in groups] for name in names}
+    order = sorted(names, key=lambda name: -abs(sum(found[name][:2])))
+    counts = [sum((row["part"], row["task"]) == group for row in rows) for group in groups]
+    heads = [f"{part} {task}, {n}" for (part, task), n in zip(groups, counts, strict=True)]
+    lines = [f"| score | {' | '.join(heads)} | mean of report |", "|---" * (len(heads) + 2) + "|"]
+    for name in order:
+        cells = [f"{value:.2f}" for value in (*found[name], sum(found[name][2:4]) / 2)]
+        lines.append(f"| `{name}` | {' | '.join(cells)} |")
+    return "\n".join(lines).replace("nan", "–") + "\n"
+
+
+def draw(rows: list[dict[str, Any]], path: Path) -> None:
+    """Success against the planning score, for the models that did not choose it."""
     tasks = {"tworoom": "TwoRoom, goals 50 steps away", "pusht": "PushT, goals 25 steps away"}
-    _, report = halves(lines)
     figure, panels = plt.subplots(1, len(tasks), figsize=(7.2, 2.9), layout="constrained")
     for axes, (task, title) in zip(panels, tasks.items(), strict=True):
         for kind, label in (("wemreg", "WEMReg"), ("sigreg", "SIGReg"), ("std", "PLDM")):
-            mine = [lines[i] for i in report if lines[i]["task"] == task and kind_of(lines[i]) == kind]
-            x, y = [line["scores"][name] for line in mine], [100 * line["success"] for line in mine]
-            axes.plot(x, y, "o", color=COLOURS[kind], ms=5, alpha=0.85, label=label)
-        rho = correlation(lines, name, report, task)
+            mine = [r for r in rows if r["part"] == "report" and r["task"] == task and r["regulariser"] == kind]
+            x, y = [row["planning_score"] for row in mine], [100 * row["success"] for row in mine]
+            axes.plot(x, y, "o", color=COLOURS[kind], ms=5, alpha=0.85, label=label if mine else None)
+        rho = correlation(rows, "planning_score", "report", task)
         axes.set(title=f"{title}\nSpearman {rho:.2f}", xlabel="planning score", ylabel="success, %")
         axes.title.set_fontsize(9)
         axes.grid(alpha=0.25)
-    panels[0].legend(fontsize=8)
+        axes.legend(fontsize=8)
     figure.savefig(path, metadata={"Date": None} if path.suffix == ".svg" else None)
-
-
-def kind_of(line: dict[str, Any]) -> str:
-    setup = ModelSetup(**{name: line[name] for name in SETUP})
-    return next(name for name in COLOURS if getattr(setup.config.objective, name) > 0)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser()
-    parser.add_argument("folder", type=Path)
-    parser.add_argument("--csv", type=Path)
+    parser.add_argument("folders", type=Path, nargs="*")
+    parser.add_argument("--csv", type=Path, required=True)
     parser.add_argument("--figure", type=Path)
     parser.add_argument("--workers", type=int, default=2)
-    parser.add_argument("--score", default="plan_data_5_of_10", help="the one that the figure shows")
     given = parser.parse_args()
-    torch.set_num_threads(1)
-    lines = read_models(given.folder, given.workers)
-    if given.csv:
-        with given.csv.open("w", newline="") as file:
-            names = list(dict.fromkeys(name for line in lines for name in line["scores"]))
-            writer = csv.writer(file)
-            writer.writerow(["model", "task", "success", "episodes", *names])
-            for line in lines:
-                scores = [f"{line['scores'].get(name, float('nan')):.4g}" for name in names]
-                writer.writerow([line["name"], line["task"], line["success"], line["episodes"], *scores])
+    if given.folders:
+        parts = [score_models(folder, given.workers) for folder in given.folders]
+        halve(parts[0])
+        write_csv([row for part in parts for row in part], given.csv)
+    rows = read_csv(given.csv)
     if given.figure:
-        draw(lines, given.score, given.figure)
-    rows = table(lines)
-    print("  ".join(rows[0]))
-    for row in rows:
-        print("  ".join(f"{v:.2f}" if isinstance(v, float) else f"{v:28s}" for v in row.values()))
+        draw(rows, given.figure)
+    print(table(rows))
 
 
 if __name__ == "__main__":

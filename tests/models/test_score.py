@@ -76,8 +76,8 @@ def test_a_predictor_with_reversed_actions_scores_nearly_zero():
 
 
 def test_a_folded_latent_scores_less():
-    """Goals are 5 and 10 away. With a period of 8 the recorded way to the latter ends opposite of where it seems to
-    be: that half of the score falls below one half."""
+    """Goals are 5 and 10 away. With a period of 8 the recorded walk to the latter ends opposite of where the goal
+    seems to be: that half of the score falls below one half."""
     assert score(Plane(waves(200.0))) == pytest.approx(score(Plane()), abs=0.01)
     assert score(Plane(waves(8.0))) < 0.7
     assert score(Plane(waves(0.01))) < 0.8  # the actions that were recorded still end at the nearer goal

@@ -27,6 +27,16 @@ def test_it_is_logged_and_the_weights_stay_bit_equal(dataset_path, undisturbed, 
     assert all(0 <= float(score) <= 1 and float(share) > 0 for score, share in found if score)
 
 
+def test_progress_shows_the_score_of_the_last_validation(dataset_path, tmp_path):
+    seen = {}
+    run = short_train(
+        short_config(), dataset_path, tmp_path / "run", on_progress=lambda p: seen.update({p.step: p.score})
+    )
+    logged = {int(row["step"]): float(row["val_score"]) for row in metrics(run) if row["val_score"]}
+    assert seen[14] is seen[21] is None
+    assert seen[28] == pytest.approx(logged[21], abs=1e-5) and seen[60] == pytest.approx(logged[42], abs=1e-5)
+
+
 def test_episodes_are_whole_and_have_validation_clips(dataset_path, task):
     training_set = open_training_set(dataset_path, task, short_config())
     score, data = PlanningScore(training_set), training_set.data

@@ -27,8 +27,8 @@ def planning_score(
     recorded: Episodes,
     horizon: int,
     rng: torch.Generator,
-    windows: int = 64,
-    others: int = 32,
+    windows: int = 256,
+    others: int = 16,
 ) -> float:
     """Do the recorded actions bring the model nearer to a goal than other actions do?
 

@@ -17,7 +17,7 @@ from atlas_wm.train.monitors import LEAST_RANK
 
 log = logging.getLogger(__name__)
 FRAMES, FRAMES_AT_ONCE = 1000, 250  # of held-out episodes, at most; encoded together
-SATURATED = 0.9  # share of the distance between frames of different episodes
+SATURATED = 0.8  # share of the distance between frames of different episodes
 REGULARISERS = ("wemreg", "sigreg", "std", "cov")
 
 
