@@ -1,12 +1,15 @@
 """Load on ``atlas serve``: plans per second, latency percentiles, and the growth of the server's memory.
 
-    python benchmarks/serve.py RUN [--clients 16] [--seconds 60] [--server "--max-batch 16"]
+    python benchmarks/serve.py RUN [--clients 16] [--hostile 0] [--seconds 60] [--server "--max-batch 16"]
 
 Starts a server on a free port. Each client is a thread that asks for a plan, waits for the answer and asks again,
-with random images of the model's size. Memory is compared with that after the first tenth of the time.
+with random images of the model's size. Hostile clients connect again and again and send random bytes, a message
+that is too large, or a request whose answer they do not wait for. Memory is compared with that after the first
+tenth of the time.
 """
 
 import argparse
+import logging
 import re
 import resource
 import signal
@@ -17,8 +20,10 @@ import time
 from pathlib import Path
 
 import numpy as np
+from websockets.exceptions import WebSocketException
+from websockets.sync.client import connect
 
-from atlas_wm.client import RemoteError, RemotePlanner
+from atlas_wm.client import RemoteError, RemotePlanner, pack
 
 
 def resident(pid: int) -> float:
@@ -33,7 +38,7 @@ class Load:
         self.url, self.end = url, time.perf_counter() + seconds
         self.latencies: list[float] = []
         self.planning: list[float] = []
-        self.refused = 0
+        self.refused = self.attacks = 0
         self.failed: list[str] = []
 
     def client(self, number: int) -> None:
@@ -57,14 +62,35 @@ class Load:
         except Exception as error:
             self.failed.append(f"client {number}: {type(error).__name__}: {error}")
 
+    def hostile(self, number: int) -> None:
+        rng = np.random.default_rng([1, number])
+        image = rng.integers(0, 256, (32, 32, 3), dtype=np.uint8)
+        messages = (rng.bytes(1000), bytes(17 * 2**20), pack({"frame": image, "goal": image}))
+        while time.perf_counter() < self.end:
+            for kind, message in enumerate(messages):
+                try:
+                    with connect(self.url, compression=None) as socket:
+                        socket.recv()
+                        socket.send(message)
+                        self.attacks += 1
+                        if kind < 2:
+                            socket.recv()  # an error, or the end
+                        else:
+                            socket.socket.shutdown(2)  # as a process that is killed
+                except (WebSocketException, OSError):  # closed, or too many clients
+                    pass
+                time.sleep(0.05)
+
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("run")
     parser.add_argument("--clients", type=int, default=16)
+    parser.add_argument("--hostile", type=int, default=0, help="hostile clients besides")
     parser.add_argument("--seconds", type=float, default=60)
     parser.add_argument("--server", default="", help="more flags of atlas serve")
     arguments = parser.parse_args()
+    logging.getLogger("websockets").setLevel(logging.CRITICAL)  # it reports what hostile clients do to it
     command = [sys.executable, "-m", "atlas_wm", "serve", arguments.run, "--port", "0", *arguments.server.split()]
     server = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
     assert server.stderr is not None
@@ -78,6 +104,7 @@ def main() -> None:
         threading.Thread(target=server.stderr.read, daemon=True).start()
         load = Load(url[0], arguments.seconds)
         threads = [threading.Thread(target=load.client, args=(n,)) for n in range(arguments.clients)]
+        threads += [threading.Thread(target=load.hostile, args=(n,)) for n in range(arguments.hostile)]
         for thread in threads:
             thread.start()
         time.sleep(arguments.seconds / 10)
@@ -99,6 +126,8 @@ def main() -> None:
     print(f"planning a batch, ms: mean {1e3 * np.mean(load.planning):.0f}")
     growth = f"{before:.0f} after a tenth of the time, {after:.0f} at the end ({after - before:+.1f})"
     print(f"server memory, MiB: {growth}")
+    if arguments.hostile:
+        print(f"{load.attacks} hostile messages of {arguments.hostile} clients")
     print(f"refused: {load.refused}; failed clients: {len(load.failed)}; exit status of the server: {code}")
     for line in load.failed:
         print(line)
