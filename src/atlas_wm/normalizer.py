@@ -44,12 +44,13 @@ class Normalizer:
         """From raw actions (N, A), without rows that have NaN (episode ends). Coordinates without finite bounds get
         the smallest and the largest action instead."""
         rows = np.asarray(actions, dtype=np.float64)
-        rows = rows[np.isfinite(rows).all(axis=1)]
+        finite = np.isfinite(rows)
+        rows = rows if finite.all() else rows[finite.all(axis=1)]
         if len(rows) == 0:
             raise UserError("the training split has no finite action to compute mean and standard deviation from")
         # A constant coordinate is not scaled. Rounding may give it a positive std, but not a positive range.
-        std = np.where(np.ptp(rows, axis=0) > 0, rows.std(axis=0), 1.0)
-        seen = np.stack([rows.min(axis=0), rows.max(axis=0)])  # (2, A)
+        seen = np.array([[column.min(), column.max()] for column in rows.T]).T  # (2, A)
+        std = np.where(seen[1] > seen[0], rows.std(axis=0), 1.0)
         known = seen if bounds is None else np.asarray(bounds, np.float64).T
         if known.shape != seen.shape:
             raise UserError(f"action_bounds must be {rows.shape[1]} pairs (low, high), not {short(bounds)}")

@@ -46,6 +46,16 @@ def test_rows_are_the_same_in_every_format(name, episodes, paths, task):
     assert data.content_hash() == EpisodeData(paths["hdf5"], task, 32, 5).content_hash()
 
 
+def test_lance_columns_are_read_as_arrays(paths, task, monkeypatch):
+    """stable-worldmodel's reader makes a Python object of every number: a minute for ten million rows."""
+    from stable_worldmodel.data import LanceDataset
+
+    expected = LanceDataset(paths["lance"]).get_col_data("state")
+    monkeypatch.setattr(LanceDataset, "get_col_data", lambda self, name: pytest.fail(f"{name} was read slowly"))
+    states = EpisodeData(paths["lance"], task, 32, 5).states
+    assert np.array_equal(states, expected) and states.dtype == expected.dtype and states.flags.writeable
+
+
 @pytest.mark.parametrize("name", FORMATS)
 def test_frames_are_those_of_their_rows_in_any_order(name, episodes, paths, task):
     data = EpisodeData(paths[name], task, 224, 5)

@@ -9,6 +9,7 @@ import pytest
 from synthetic import write_h5
 
 from atlas_wm.config import DataInfo, RunInfo, TrainConfig
+from atlas_wm.data import training_set
 from atlas_wm.data.clips import held_out_episodes, held_out_of
 from atlas_wm.data.dataset import EpisodeData
 from atlas_wm.data.groups import episode_groups, with_variants
@@ -62,6 +63,22 @@ def test_variants_are_found_without_a_column(noise, same_start, tmp_path, task):
     source, lengths, columns = made(noise, same_start=same_start)
     found = episode_groups(EpisodeData(write_h5(tmp_path / "x.h5", lengths, columns), task, 32, 5))
     assert same_partition(found, source) and with_variants(found).all()
+
+
+def test_only_the_asked_episodes_are_compared(published):
+    """The variants of an asked episode are in its group; of others nothing is said."""
+    source, data = published
+    found = episode_groups(data, np.array([3, 7]))
+    linked = np.isin(source, source[[3, 7]])
+    assert same_partition(found[linked], source[linked])
+    assert len(set(found[~linked])) == (~linked).sum()
+
+
+def test_a_split_by_episodes_compares_a_sample(published, opened, monkeypatch, caplog):
+    """All pairs of 100,000 episodes of equal length would take minutes."""
+    monkeypatch.setattr(training_set, "MOST_COMPARED", 2)
+    opened(published[1].path, split="episodes", holdout=0.2)
+    assert "2 of 2 held-out episodes have variants" in caplog.text
 
 
 def test_independent_demonstrations_are_no_groups(dataset_path, task):

@@ -49,9 +49,10 @@ def clip_index(lengths: np.ndarray, rows: int, path: str | Path = "the dataset")
             f"{path}: no episode has the {rows} rows of a clip (the longest of {len(lengths)} has "
             f"{lengths.max(initial=0)}): collect longer ones, or lower --model.frameskip"
         )
-    episode = np.repeat(np.arange(len(lengths)), counts)
-    first = np.repeat(np.cumsum(counts) - counts, counts)
-    return ClipIndex(episode, np.arange(counts.sum()) - first)
+    kind = np.int32 if counts.sum() < 2**31 else np.int64  # half the memory
+    episode = np.repeat(np.arange(len(lengths), dtype=kind), counts)
+    first = np.repeat((np.cumsum(counts) - counts).astype(kind), counts)
+    return ClipIndex(episode, np.arange(counts.sum(), dtype=kind) - first)
 
 
 def held_out_episodes(episodes: int, config: TrainConfig, groups: np.ndarray | None = None) -> np.ndarray:

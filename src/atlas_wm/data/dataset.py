@@ -48,7 +48,7 @@ class EpisodeData:
         self.offsets = np.cumsum(self.lengths) - self.lengths  # (E,)
         self._pixels = self._pixel_reader()
         self.find(((task.action_column,),))
-        self.actions = self._column(task.action_column).astype(np.float32)  # (R, A)
+        self.actions = self._column(task.action_column).astype(np.float32, copy=False)  # (R, A)
         self._check_actions()
         self.states = self.columns(task.state_columns)  # (R, s), s = 0 without a state
 
@@ -118,7 +118,7 @@ class EpisodeData:
     def _column(self, name: str) -> np.ndarray:
         """One column of numbers: (R, n)."""
         with _readable(f"{self.path}: column {name!r} cannot be read"):
-            stored = np.asarray(self._table.get_col_data(name))
+            stored = _stored_column(self._table, name)
             if stored.ndim == 0:
                 raise ValueError("it has no rows")
         if stored.dtype.kind not in "fiub":
@@ -129,8 +129,12 @@ class EpisodeData:
                 f"{self.path}: column {name!r} has {len(stored)} rows, its episodes reach to row {last}: "
                 f"the file is incomplete, download or collect it again"
             )
-        rows = np.arange(self.lengths.sum()) + np.repeat(self._stored_offsets - self.offsets, self.lengths)
-        return stored[rows].reshape(len(rows), int(np.prod(stored.shape[1:])))
+        count = int(self.lengths.sum())
+        if np.array_equal(self._stored_offsets, self.offsets):  # no gaps: spare a copy of the column
+            rows: Any = slice(count)
+        else:
+            rows = np.arange(count) + np.repeat(self._stored_offsets - self.offsets, self.lengths)
+        return stored[rows].reshape(count, int(np.prod(stored.shape[1:])))
 
     def _check_actions(self) -> None:
         if self.task.action_size not in (None, self.actions.shape[1]):
@@ -201,8 +205,7 @@ class EpisodeData:
         if isinstance(self._table, HDF5Dataset):
             return HDF5Pixels(Path(self._table.h5_path), self._stored_offsets, column)
         if isinstance(self._table, LanceDataset):
-            table = Path(self._table.uri) / f"{self._table.table_name}.lance"
-            return LancePixels(table, self._stored_offsets, column)
+            return LancePixels(_lance_path(self._table), self._stored_offsets, column)
         if any((self.path / column).glob("*.mp4")):
             files = [self.path / column / f"ep_{episode}.mp4" for episode in range(len(self.lengths))]
             return VideoPixels(files, np.zeros(len(files), np.int64))
@@ -224,8 +227,8 @@ class EpisodeData:
     def content_hash(self) -> str:
         """sha256 of lengths, actions and states: the same for the same episodes in any file format."""
         digest = hashlib.sha256()
-        for array in (self.lengths, self.actions, self.states.astype(np.float32)):
-            digest.update(np.ascontiguousarray(array).tobytes())
+        for array in (self.lengths, self.actions, self.states.astype(np.float32, copy=False)):
+            digest.update(np.ascontiguousarray(array).reshape(-1).data)
         return digest.hexdigest()[:16]
 
 
@@ -305,6 +308,31 @@ def _open(path: Path, frameskip: int, columns: list[str] | None = None) -> Any:
     if found.name == "video":
         found = get_format("folder")  # same columns; VideoPixels reads the frames
     return found.open_reader(path, frameskip=frameskip, num_steps=NO_CLIPS, keys_to_load=columns)
+
+
+def _lance_path(table: Any) -> Path:
+    return Path(table.uri) / f"{table.table_name}.lance"
+
+
+def _stored_column(table: Any, name: str) -> np.ndarray:
+    """All stored rows of a column. Lance columns of numbers are read as arrays: stable-worldmodel's reader makes a
+    Python object of each number, and holds the column in memory."""
+    if isinstance(table, LeRobotTable):
+        return np.asarray(table.get_col_data(name))
+    from stable_worldmodel.data import LanceDataset
+
+    if isinstance(table, LanceDataset):
+        import lance
+        import pyarrow as pa
+
+        dataset = lance.dataset(str(_lance_path(table)))
+        kind = dataset.schema.field(name).type
+        if pa.types.is_fixed_size_list(kind) and pa.types.is_primitive(kind.value_type):
+            column = dataset.to_table(columns=[name])[name]
+            if len(column) and not column.null_count:
+                numbers = np.concatenate([part.flatten().to_numpy(zero_copy_only=False) for part in column.chunks])
+                return numbers.astype(np.float32, copy=False).reshape(len(column), kind.list_size)
+    return np.asarray(table.get_col_data(name))
 
 
 def _check_hdf5(path: Path) -> None:

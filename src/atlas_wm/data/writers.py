@@ -78,11 +78,11 @@ def _lance_batches(episodes: list[Episode], first: int) -> Iterator[Any]:
             "step_idx": pa.array(np.arange(steps, dtype=np.int32)),
         }
         for name, values in episode.items():
-            columns[name.replace(".", "_")] = _lance_column(name, values)  # Lance does not allow dots
+            columns[name.replace(".", "_")] = lance_column(name, values)  # Lance does not allow dots
         yield pa.record_batch(columns)
 
 
-def _lance_column(name: str, values: Column) -> Any:
+def lance_column(name: str, values: Column) -> Any:
     import pyarrow as pa
 
     if isinstance(values, EncodedFrames):
