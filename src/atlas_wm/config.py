@@ -290,8 +290,9 @@ class TrainConfig:
     cache_frames: Literal["auto", "always", "never"] = "auto"
     """On a GPU, read all frames once and hold them there as the tiles that differ from the background. auto: if
     each is needed more than once and they fit."""
-    workers: int = 0
-    """Loader processes; 0 loads in the training process."""
+    workers: int | None = None
+    """Loader processes; 0 loads in the training process. None: on a GPU that cannot hold the frames, one per core
+    but one, up to 16; else 0."""
     log_every: int = 10
     """Steps between rows of metrics."""
     validate_every: int = 500
@@ -317,7 +318,8 @@ class TrainConfig:
         require(0 <= self.warmup < 1, f"train.warmup is a share in [0, 1), not {self.warmup}")
         require(0 < self.holdout < 1, f"train.holdout is a share in (0, 1), not {self.holdout}")
         require(self.batch >= 2, "train.batch must be at least 2: the losses are statistics of a batch")
-        within("train.", self, 0, MOST_SEED, "seed", "split_seed", "workers", "batchnorm_batches")
+        counts = ["workers"] if self.workers is not None else []
+        within("train.", self, 0, MOST_SEED, "seed", "split_seed", "batchnorm_batches", *counts)
 
 
 @dataclass(frozen=True)

@@ -2,13 +2,16 @@
 
 from dataclasses import replace
 from itertools import islice
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 
+from atlas_wm.data import stream as stream_module
 from atlas_wm.data import training_set as module
 from atlas_wm.data.frame_cache import FrameCache
+from atlas_wm.data.stream import BATCHNORM, HELD_OUT
 from atlas_wm.data.training_set import open_training_set
 from atlas_wm.errors import UserError
 
@@ -56,6 +59,47 @@ def test_sampled_batches_are_always_the_same_and_end_with_the_clips(opened):
     assert len(list(training_set.sample_batches(clips, 2, CPU))) == 2
     one_left = training_set.validation.take(np.arange(17))
     assert [len(batch.actions) for batch in training_set.sample_batches(one_left, 10, CPU)] == [16]
+
+
+@pytest.mark.parametrize("workers", [0, pytest.param(2, marks=pytest.mark.slow)])
+def test_one_loader_delivers_steps_and_validations_in_any_number_of_processes(opened, workers):
+    """Bit for bit what plain reading gives, also where a sample is not used or its use ends early."""
+    training_set = opened(steps=6, log_every=2, validate_every=4, batchnorm_batches=3, workers=workers)
+    clips = training_set._dataset(training_set.training)
+    stream = training_set.batches(1, CPU)  # as after a checkpoint
+    validated = []
+    for step, batch in enumerate(stream, start=2):
+        assert same(batch, clips.__getitems__(training_set._order().of_step(step)))
+        if not training_set.validates_after(step):
+            continue
+        validated.append(step)
+        if step == 4:  # a model without BatchNorm does not read its samples
+            got = list(stream.samples(HELD_OUT))
+            expected = list(training_set.sample_batches(training_set.validation, module.VALIDATION_BATCHES, CPU))
+        else:
+            got = [next(stream.samples(BATCHNORM))]
+            expected = [next(training_set.sample_batches(training_set.training, 3, CPU))]
+        assert len(got) == len(expected) and all(same(a, b) for a, b in zip(got, expected, strict=True))
+    assert step == 6 and validated == [4, 6]
+
+
+@pytest.mark.parametrize(
+    ("cores", "free", "workers"), [(16, 2**40, 15), (64, 2**40, 16), (1, 2**40, 0), (16, 10_000, 3), (16, 0, 0)]
+)
+def test_default_workers_follow_cores_and_shared_memory(monkeypatch, caplog, tmp_path, cores, free, workers):
+    monkeypatch.setattr(stream_module, "own_cores", lambda: cores)
+    monkeypatch.setattr(stream_module, "SHARED_MEMORY", tmp_path)
+    monkeypatch.setattr(stream_module.shutil, "disk_usage", lambda path: SimpleNamespace(free=free))
+    assert stream_module.default_workers(batch_bytes=1000) == workers
+    assert ("--shm-size" in caplog.text) == (free < 2**40)
+
+
+def test_loader_processes_start_by_default_only_where_a_gpu_streams_frames(opened, monkeypatch):
+    monkeypatch.setattr(module, "default_workers", lambda batch_bytes: batch_bytes)
+    training_set = opened(steps=2)
+    assert training_set._workers(CPU) == 0
+    assert training_set._workers(torch.device("cuda")) == 16 * 4 * 3 * 32 * 32
+    assert opened(workers=5)._workers(torch.device("cuda")) == 5
 
 
 def test_the_clips_of_a_step_are_those_of_its_batch(opened):

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from atlas_wm.config import BUILT_IN_TERMS, ModelConfig, ObjectiveConfig, RunConfig, TrainConfig
 from atlas_wm.data.clips import Batch
 from atlas_wm.data.dataset import EpisodeData
-from atlas_wm.data.training_set import open_training_set
+from atlas_wm.data.training_set import VALIDATION_BATCHES, open_training_set
 from atlas_wm.losses.objective import ClipLatents, objective
 from atlas_wm.models.layers import BatchNorm
 from atlas_wm.models.world_model import WorldModel
@@ -32,7 +32,7 @@ from atlas_wm.train import step as step_module
 from atlas_wm.train.loop import fit
 from atlas_wm.train.monitors import CollapseMonitor
 from atlas_wm.train.step import PlainStep, whole_batch
-from atlas_wm.train.validation import VALIDATION_BATCHES, measure_batchnorm, validate
+from atlas_wm.train.validation import measure_batchnorm, validate
 
 CLIPS = 7  # divisible neither by 2 nor by 4
 METHODS = ("atlas", "lewm", "pldm", "fast-wm", "own", "ema")

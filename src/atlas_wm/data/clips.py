@@ -133,6 +133,11 @@ class ClipDataset(torch.utils.data.Dataset[Batch]):
     def __len__(self) -> int:
         return len(self.clips)
 
+    @property
+    def on_device(self) -> bool:
+        """Whether batches come from the memory of the device."""
+        return isinstance(self.cache, FrameCache)
+
     def __getitems__(self, which: list[int]) -> Batch:
         clips = self.clips.take(np.asarray(which))
         rows = (self.data.offsets[clips.episode] + clips.start)[:, None] + np.arange(self.config.clip_rows - 1)

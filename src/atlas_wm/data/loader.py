@@ -1,15 +1,16 @@
 """The order of clips: a new permutation every epoch, a function of (seed, epoch) alone."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import numpy as np
 from torch.utils.data import DataLoader, Dataset, Sampler
 
-from atlas_wm.data.clips import Batch, ClipDataset
 from atlas_wm.errors import UserError
 from atlas_wm.parallel.processes import alone, shard, world_size
 from atlas_wm.rng import TrainRng
+
+PREFETCHED = 2  # batches that a loader process reads ahead
 
 
 class EpochBatches(Sampler[list[int]]):
@@ -60,32 +61,32 @@ def _as_is(batch: Any) -> Any:
 class _ErrorsAsItems(Dataset[Any]):
     """Returns a UserError as an item: raised in a loader process, it would arrive wrapped in a traceback."""
 
-    def __init__(self, dataset: ClipDataset):
+    def __init__(self, dataset: Any):
         self.dataset = dataset
 
-    def __getitems__(self, which: list[int]) -> Batch | UserError:
+    def __getitems__(self, request: Any) -> Any:
         try:
-            return self.dataset.__getitems__(which)
+            return self.dataset.__getitems__(request)
         except UserError as error:
             return error
 
 
 class _Loader(DataLoader[Any]):
-    def __iter__(self) -> Iterator[Batch]:  # type: ignore[override]
+    def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
         for batch in super().__iter__():
             if isinstance(batch, UserError):
                 raise batch
             yield batch
 
 
-def make_loader(dataset: ClipDataset, batches: EpochBatches, workers: int, pin: bool) -> "DataLoader[Any]":
-    """A loader that yields a whole :class:`Batch` per step."""
+def make_loader(dataset: Dataset[Any], requests: Iterable[Any], workers: int, pin: bool) -> "DataLoader[Any]":
+    """A loader that yields ``dataset.__getitems__(request)`` for every request, in order."""
     return _Loader(
         _ErrorsAsItems(dataset),
-        batch_sampler=batches,
+        batch_sampler=requests,
         num_workers=workers,
         collate_fn=_as_is,
         pin_memory=pin,
         persistent_workers=workers > 0,
-        prefetch_factor=4 if workers else None,
+        prefetch_factor=PREFETCHED if workers else None,
     )

@@ -24,11 +24,12 @@ from atlas_wm.data.clips import (
 from atlas_wm.data.dataset import EpisodeData, check_card
 from atlas_wm.data.frame_cache import FrameCache, cache_on_device
 from atlas_wm.data.groups import episode_groups, with_variants
-from atlas_wm.data.loader import EpochBatches, make_loader
+from atlas_wm.data.loader import EpochBatches
+from atlas_wm.data.stream import BATCHNORM, HELD_OUT, STEP, BatchStream, Requests, default_workers, own_part
 from atlas_wm.data.token_cache import TokenCache, token_bytes, worth_caching, write_tokens
 from atlas_wm.errors import UserError
 from atlas_wm.normalizer import Normalizer
-from atlas_wm.parallel.processes import alone, from_main, is_main, shard, wait_for_all, world_size
+from atlas_wm.parallel.processes import alone, from_main, is_main, wait_for_all, world_size
 from atlas_wm.rng import TrainRng
 from atlas_wm.tasks import Task, get_task_of
 
@@ -39,6 +40,7 @@ BANK_FRAMES, FRAMES_AT_ONCE = 1500, 50
 DEMONSTRATION_FRAMES = 10_000
 IMAGES_FITTED, IMAGES_JUDGED = 4000, 4000  # frames of the image bank, at most
 PROBE_FITTED, PROBE_JUDGED = 2000, 500  # frames, at most
+VALIDATION_BATCHES = 4
 TOKENS = "tokens.f16"  # in the run folder while it is trained
 
 
@@ -90,13 +92,33 @@ class TrainingSet:
         if isinstance(self.cache, TokenCache):
             self.cache.path.unlink()
 
-    def batches(self, start: int, device: torch.device) -> Iterator[Batch]:
-        """This process's part of every training batch after step ``start``, on the device."""
-        on_device = isinstance(self.cache, FrameCache)
-        workers = 0 if on_device else self.config.train.workers
-        pin = device.type == "cuda" and not on_device
-        loader = make_loader(self._dataset(self.training), self._order(start), workers, pin)
-        return (batch.to(device) for batch in loader)
+    def batches(self, start: int, device: torch.device) -> BatchStream:
+        """This process's part of every training batch after step ``start``, on the device, and the samples that
+        validations see."""
+        settings = self.config.train
+        samples = {BATCHNORM: self._sampled(self.training, settings.batchnorm_batches)}
+        samples[HELD_OUT] = self._sampled(self.validation, VALIDATION_BATCHES)
+        requests = Requests(self._order(start), samples, self.validates_after)
+        training = self._dataset(self.training)
+        sets = {STEP: training, BATCHNORM: training, HELD_OUT: self._dataset(self.validation)}
+        return BatchStream(sets, requests, self._workers(device), device)
+
+    def validates_after(self, step: int) -> bool:
+        """Whether training validates after this step (from 1)."""
+        settings = self.config.train
+        logged = step % settings.log_every == 0
+        return step == self.steps or (logged and step % settings.validate_every < settings.log_every)
+
+    def _workers(self, device: torch.device) -> int:
+        settings, encoder = self.config.train, self.config.model.encoder
+        if isinstance(self.cache, FrameCache):
+            return 0
+        if settings.workers is not None:
+            return settings.workers
+        if device.type != "cuda":  # the cores train
+            return 0
+        item = 2 * np.prod(self.config.model.latent_shape) if self.cache else 3 * encoder.image_size**2
+        return default_workers(-(-settings.batch // world_size()) * self.config.model.clip_frames * int(item))
 
     def sample_batches(self, clips: ClipIndex, count: int, device: torch.device) -> Iterator[Batch]:
         """The first ``count`` batches of a fixed shuffle of the clips, on the device; fewer where the clips end.
@@ -104,13 +126,18 @@ class TrainingSet:
         Each process gets its part of a batch. Where some process would get no clip, every process gets the whole
         batch and works on it ``alone()`` until it asks for the next one.
         """
-        size, dataset = self.config.train.batch, self._dataset(clips)
+        dataset = self._dataset(clips)
+        for which in self._sampled(clips, count):
+            batch = dataset.__getitems__(own_part(which)).to(device)
+            with nullcontext() if len(which) >= world_size() else alone():
+                yield batch
+
+    def _sampled(self, clips: ClipIndex, count: int) -> list[list[int]]:
+        """The clips of each of these batches."""
+        size = self.config.train.batch
         order = np.random.default_rng([self.config.train.seed, TrainRng.VALIDATION_CLIPS]).permutation(len(clips))
-        for first in range(0, min(count * size, len(order)), size):
-            which = order[first : first + size].tolist()
-            if len(which) > 1:
-                with nullcontext() if len(which) >= world_size() else alone():
-                    yield dataset.__getitems__(shard(which)).to(device)
+        parts = (order[first : first + size].tolist() for first in range(0, min(count * size, len(order)), size))
+        return [part for part in parts if len(part) > 1]
 
     def clips_of_step(self, step: int) -> list[dict[str, Any]]:
         """All clips of a step (from 1): where each starts, and whether its inputs are finite."""
@@ -200,7 +227,7 @@ class TrainingSet:
         always = settings.cache_frames == "always"
         if settings.cache_frames == "never" or (not always and self._frames_read < self.info.rows):
             return None
-        return cache_on_device(self.data, device, settings.workers, always=always, on_progress=on_read)
+        return cache_on_device(self.data, device, settings.workers or 0, always=always, on_progress=on_read)
 
     def _cache_tokens(
         self,

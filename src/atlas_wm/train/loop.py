@@ -11,6 +11,7 @@ import torch
 
 from atlas_wm.config import RunConfig
 from atlas_wm.data.render_check import check_rendering
+from atlas_wm.data.stream import BATCHNORM, HELD_OUT
 from atlas_wm.data.training_set import TrainingSet, open_training_set
 from atlas_wm.models.image_bank import ImageBank
 from atlas_wm.models.world_model import WorldModel
@@ -30,7 +31,7 @@ from atlas_wm.train.schedule import warmup_cosine
 from atlas_wm.train.score import PlanningScore, SaturationMonitor
 from atlas_wm.train.start import check_disk, make_model, run_info, shared_folder, start_or_resume, token_encoder
 from atlas_wm.train.step import is_mixed, make_step
-from atlas_wm.train.validation import VALIDATION_BATCHES, StateProbe, measure_batchnorm, validate
+from atlas_wm.train.validation import StateProbe, measure_batchnorm, validate
 
 
 class Progress(NamedTuple):
@@ -163,12 +164,11 @@ def fit(
             row |= {"grad_norm": norm, "clips_per_second": speed}
             total = means.pop("total")
             on_progress(Progress(step, steps, means, total, speed, seconds_left, score))
-            if last or step % settings.validate_every < settings.log_every:
+            if training_set.validates_after(step):
                 bf16 = mixed and not last  # the final statistics are those of the model in float32, as it is used
-                sample = partial(training_set.sample_batches, device=device)
                 if settings.batchnorm_batches:
-                    measure_batchnorm(model, sample(training_set.training, settings.batchnorm_batches), mixed=bf16)
-                held_out = sample(training_set.validation, VALIDATION_BATCHES)
+                    measure_batchnorm(model, batches.samples(BATCHNORM), mixed=bf16)
+                held_out = batches.samples(HELD_OUT)
                 found = validate(model, held_out, config, collapse, update.progress, mixed=bf16)
                 for probe in probes if is_main() else ():
                     found |= probe.measure(model, device, mixed=bf16)

@@ -19,7 +19,7 @@ from atlas_wm.rng import TrainRng, make_rng
 from atlas_wm.train.monitors import CollapseMonitor
 from atlas_wm.train.step import clip_latents, whole_batch
 
-VALIDATION_BATCHES, PROBE_BATCH = 4, 250
+PROBE_BATCH = 250
 
 
 @torch.no_grad()
