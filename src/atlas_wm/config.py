@@ -288,8 +288,8 @@ class TrainConfig:
     """Compute the tokens of a frozen encoder once and store them on disk during training. auto: if that saves work
     and fits the disk."""
     cache_frames: Literal["auto", "always", "never"] = "auto"
-    """On a GPU, read all frames once and hold them there as the tiles that differ from the background. auto: if
-    each is needed more than once and they fit."""
+    """On a GPU, read frames once and hold them there as the tiles that differ from the background. auto: as many
+    as fit, if each is needed more than once. always: all."""
     workers: int | None = None
     """Loader processes; 0 loads in the training process. None: on a GPU that cannot hold the frames, one per core
     but one, up to 16; else 0."""

@@ -67,6 +67,16 @@ def test_what_does_not_fit_stays_on_disk_unless_it_has_to(tworoom_frames, monkey
     assert cache_on_device(tworoom_frames, torch.device("cpu"), workers=1, always=True) is not None
 
 
+def test_as_many_frames_as_fit_are_cached(tworoom_frames, kept, monkeypatch, caplog):
+    rows = len(tworoom_frames.actions)
+    monkeypatch.setattr(frame_cache, "_free_memory", lambda device: int(0.6 * kept.bytes / frame_cache.SHARE))
+    with caplog.at_level("INFO", "atlas_wm"):
+        part = cache_on_device(tworoom_frames, torch.device("cpu"), workers=1)
+    assert 0.4 * rows < part.rows < 0.7 * rows and part.bytes <= 0.6 * kept.bytes
+    assert f"{part.rows} of {rows} frames on the device" in caplog.text
+    assert torch.equal(part.read(np.arange(part.rows)), tworoom_frames.frames_of(np.arange(part.rows)))
+
+
 def test_batches_from_kept_frames_are_those_from_disk(tworoom_frames, kept, tiny_config):
     data, config = tworoom_frames, tiny_config.model
     clips = clip_index(data.lengths, config.clip_rows)

@@ -8,9 +8,10 @@ import numpy as np
 import pytest
 import torch
 
+from atlas_wm.data import frame_cache
 from atlas_wm.data import stream as stream_module
 from atlas_wm.data import training_set as module
-from atlas_wm.data.frame_cache import FrameCache
+from atlas_wm.data.frame_cache import FrameCache, cache_on_device
 from atlas_wm.data.stream import BATCHNORM, HELD_OUT
 from atlas_wm.data.training_set import open_training_set
 from atlas_wm.errors import UserError
@@ -100,6 +101,23 @@ def test_loader_processes_start_by_default_only_where_a_gpu_streams_frames(opene
     assert training_set._workers(CPU) == 0
     assert training_set._workers(torch.device("cuda")) == 16 * 4 * 3 * 32 * 32
     assert opened(workers=5)._workers(torch.device("cuda")) == 5
+
+
+@pytest.mark.parametrize("share", [0.1, 0.6, 0.97])
+@pytest.mark.parametrize("workers", [0, pytest.param(2, marks=pytest.mark.slow)])
+def test_a_part_of_the_frames_on_the_device_gives_the_same_batches(opened, tmp_path, monkeypatch, share, workers):
+    training_set = opened(steps=4, log_every=1, validate_every=4, batchnorm_batches=2, workers=workers)
+    plain = training_set.batches(0, CPU)
+    expected = [*islice(plain, 4), *plain.samples(BATCHNORM), *plain.samples(HELD_OUT)]
+    whole = cache_on_device(training_set.data, CPU, 1)
+    free = int(share * whole.bytes / frame_cache.SHARE)
+    monkeypatch.setattr(frame_cache, "_free_memory", lambda device: free)
+    monkeypatch.setattr(training_set, "_cache_frames", lambda *_: cache_on_device(training_set.data, CPU, 1))
+    training_set.build_cache(torch.device("cuda"), tmp_path)
+    assert training_set.cache is None and 0 < training_set.part.rows < training_set.info.rows
+    stream = training_set.batches(0, CPU)
+    got = [*islice(stream, 4), *stream.samples(BATCHNORM), *stream.samples(HELD_OUT)]
+    assert len(got) == 4 + 2 + 4 and all(same(a, b) for a, b in zip(got, expected, strict=True))
 
 
 def test_the_clips_of_a_step_are_those_of_its_batch(opened):

@@ -3,7 +3,7 @@
 import logging
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -25,6 +25,22 @@ class Batch(NamedTuple):
 
     def to(self, device: torch.device) -> "Batch":
         return Batch(*(t.to(device, non_blocking=device.type == "cuda") for t in self))
+
+
+class PartOfBatch(NamedTuple):
+    """A batch without the frames that the device holds."""
+
+    frames: Tensor  # (m, 3, S, S) uint8: the others, in order
+    actions: Tensor  # (B, T-1, frameskip·A)
+    rows: Tensor  # (B, T) of all frames
+
+    def complete(self, cache: FrameCache, device: torch.device) -> Batch:
+        moved = Batch(self.frames, self.actions).to(device)
+        rows = self.rows.numpy()
+        held = (rows < cache.rows).reshape(-1)
+        order = torch.from_numpy(np.argsort(np.argsort(~held, kind="stable"), kind="stable"))
+        frames = torch.cat([cache.read(rows.reshape(-1)[held]), moved.frames])  # the cached ones first
+        return Batch(frames[order.to(device)].unflatten(0, rows.shape), moved.actions)
 
 
 @dataclass(frozen=True)
@@ -126,9 +142,12 @@ class ClipDataset(torch.utils.data.Dataset[Batch]):
         normalizer: Normalizer,
         config: ModelConfig,
         cache: TokenCache | FrameCache | None = None,
+        cached_rows: int = 0,
     ):
-        """``cache``: frames, or tokens of a frozen encoder, to read instead of the data."""
+        """``cache``: frames, or tokens of a frozen encoder, to read instead of the data. ``cached_rows``: the first
+        rows, whose frames are not read, because the device holds them; then items are :class:`PartOfBatch`."""
         self.data, self.clips, self.normalizer, self.config, self.cache = data, clips, normalizer, config, cache
+        self.cached_rows = cached_rows
 
     def __len__(self) -> int:
         return len(self.clips)
@@ -138,11 +157,17 @@ class ClipDataset(torch.utils.data.Dataset[Batch]):
         """Whether batches come from the memory of the device."""
         return isinstance(self.cache, FrameCache)
 
-    def __getitems__(self, which: list[int]) -> Batch:
+    def __getitems__(self, which: list[int]) -> Any:
         clips = self.clips.take(np.asarray(which))
         rows = (self.data.offsets[clips.episode] + clips.start)[:, None] + np.arange(self.config.clip_rows - 1)
         actions = self.normalizer.apply(torch.from_numpy(self.data.actions[rows]))  # (B, 15, A)
         chunks = actions.unflatten(1, (self.config.clip_frames - 1, self.config.frameskip)).flatten(2)
+        of_frames = np.c_[rows[:, :: self.config.frameskip], rows[:, -1] + 1]  # (B, T)
+        if self.cached_rows:
+            others = of_frames[of_frames >= self.cached_rows]
+            none = torch.empty(0, 3, self.data.image_size, self.data.image_size, dtype=torch.uint8)
+            frames = self.data.frames_of(others) if len(others) else none
+            return PartOfBatch(frames, chunks, torch.from_numpy(of_frames))
         if self.cache is not None:
-            return Batch(self.cache.read(np.c_[rows[:, :: self.config.frameskip], rows[:, -1] + 1]), chunks)
+            return Batch(self.cache.read(of_frames), chunks)
         return Batch(self.data.frames(clips.episode, clips.start, self.config.clip_frames), chunks)

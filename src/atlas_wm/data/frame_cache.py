@@ -1,4 +1,4 @@
-"""All frames of a dataset in GPU memory: training reads each one from disk only once.
+"""The frames of a dataset in GPU memory, or as many as fit: training reads these from disk only once.
 
 Most of a frame of a simulated task is background. A frame is stored, without loss, as the tiles that differ from
 the background: a few kilobytes instead of 150.
@@ -22,11 +22,12 @@ LARGEST_TILE = 16  # pixels on a side: the largest divisor of the frame's side u
 TILE_INDEX = torch.int32  # a frame of 182 × 182 or more may have more tiles than int16 counts
 SAMPLE = 256  # frames to estimate the background and the memory from
 AT_ONCE = 256  # frames read together
+LEAST_PART = 0.05  # of the frames: a smaller part saves little
 SHARE = 0.3  # of the free memory; building the cache takes twice as much for a moment
 
 
 class FrameCache:
-    """R frames of 3 × S × S as n tiles that differ from the background, frame by frame."""
+    """The first R frames of a dataset, 3 × S × S, as n tiles that differ from the background, frame by frame."""
 
     def __init__(self, background: Tensor, tile: int, counts: np.ndarray, indices: Tensor, tiles: Tensor):
         self.background = background  # (K, 3·t²) uint8, K tiles of t × t pixels
@@ -34,6 +35,10 @@ class FrameCache:
         self.counts = counts  # (R,) tiles of each frame
         self.first = np.cumsum(counts) - counts  # (R,)
         self.indices, self.tiles = indices, tiles  # (n,) int32: which of the K; (n, 3·t²) uint8
+
+    @property
+    def rows(self) -> int:
+        return len(self.counts)
 
     @property
     def bytes(self) -> int:
@@ -75,8 +80,8 @@ def cache_on_device(
     always: bool = False,
     on_progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> FrameCache | None:
-    """Cache every frame of the dataset. Returns None, and logs why, where it takes too much device memory, unless
-    ``always``. ``workers``: processes that read [0: one for each core]."""
+    """Cache every frame of the dataset, unless ``always`` only the first rows that fit. Returns None, and logs why,
+    where too few do. ``workers``: processes that read [0: one for each core]."""
     rows, size = len(data.actions), data.image_size
     tile = next(t for t in range(LARGEST_TILE, 0, -1) if size % t == 0)
     sample = data.frames_of(np.sort(np.random.default_rng(0).permutation(rows)[:SAMPLE])).to(device)
@@ -84,14 +89,16 @@ def cache_on_device(
     share = (tiled(sample, tile) != background).any(dim=-1).float().mean().item()
     needed = int(1.1 * share * rows * (background.nbytes + TILE_INDEX.itemsize * len(background)))
     free = _free_memory(device)
-    if needed > SHARE * free and not always:
+    fitting = 1.0 if always else min(1.0, SHARE * free / max(needed, 1))
+    if fitting < LEAST_PART:
         log.info(
             "frames stay on disk: on the device they would take %.1f of %.1f GB free", needed / 1e9, free / 1e9
         )
         return None
+    rows, total = int(fitting * rows), rows
     counts, indices, tiles = np.zeros(rows, np.int64), [], []
     done = 0
-    for frames in _in_order(data, workers or own_cores()):
+    for frames in _in_order(data, rows, workers or own_cores()):
         parts = tiled(frames.to(device, non_blocking=True), tile)
         differs = (parts != background).any(dim=-1)  # (n, K)
         counts[done : done + len(frames)] = differs.sum(dim=1).cpu().numpy()
@@ -101,8 +108,8 @@ def cache_on_device(
         on_progress(done, rows)
     cache = FrameCache(background, tile, counts, torch.cat(indices), torch.cat(tiles))
     log.info(
-        "fast path: %d frames on the device, %.1f GB (%.0f kB each instead of %.0f)",
-        rows, cache.bytes / 1e9, cache.bytes / rows / 1e3, background.numel() / 1e3,
+        "fast path: %d of %d frames on the device, %.1f GB (%.0f kB each instead of %.0f)",
+        rows, total, cache.bytes / 1e9, cache.bytes / rows / 1e3, background.numel() / 1e3,
     )  # fmt: skip
     return cache
 
@@ -112,24 +119,24 @@ def _free_memory(device: torch.device) -> int:
 
 
 class _Pieces(Dataset[Any]):
-    """The frames in order, ``AT_ONCE`` per item. Returns a UserError as an item: see loader.py."""
+    """The first frames in order, ``AT_ONCE`` per item. Returns a UserError as an item: see loader.py."""
 
-    def __init__(self, data: EpisodeData):
-        self.data = data
+    def __init__(self, data: EpisodeData, rows: int):
+        self.data, self.rows = data, rows
 
     def __len__(self) -> int:
-        return -(-len(self.data.actions) // AT_ONCE)
+        return -(-self.rows // AT_ONCE)
 
     def __getitem__(self, piece: int) -> Tensor | UserError:
         first = piece * AT_ONCE
         try:
-            return self.data.frames_of(np.arange(first, min(first + AT_ONCE, len(self.data.actions))))
+            return self.data.frames_of(np.arange(first, min(first + AT_ONCE, self.rows)))
         except UserError as error:
             return error
 
 
-def _in_order(data: EpisodeData, workers: int) -> Iterator[Tensor]:
-    pieces = _Pieces(data)
+def _in_order(data: EpisodeData, rows: int, workers: int) -> Iterator[Tensor]:
+    pieces = _Pieces(data, rows)
     workers = min(workers, len(pieces) // 4)  # starting processes takes longer than reading a few pieces
     loader: DataLoader[Any] = DataLoader(pieces, batch_size=None, num_workers=workers)
     for piece in loader:

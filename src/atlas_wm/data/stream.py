@@ -9,11 +9,13 @@ import shutil
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import nullcontext
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch.utils.data import Dataset
 
 from atlas_wm.data.clips import Batch, ClipDataset
+from atlas_wm.data.frame_cache import FrameCache
 from atlas_wm.data.loader import PREFETCHED, EpochBatches, make_loader
 from atlas_wm.parallel.launch import own_cores, process_info
 from atlas_wm.parallel.processes import alone, shard, world_size
@@ -60,11 +62,21 @@ class BatchStream(Iterator[Batch]):
     """Iterates over the batches of the steps, on the device. :meth:`samples` are those of the validation after the
     last one."""
 
-    def __init__(self, sets: Mapping[str, ClipDataset], requests: Requests, workers: int, device: torch.device):
+    def __init__(
+        self,
+        sets: Mapping[str, ClipDataset],
+        requests: Requests,
+        workers: int,
+        device: torch.device,
+        part: FrameCache | None = None,
+    ):
+        """``part``: the frames that the sets leave out."""
         on_device = any(s.on_device for s in sets.values())
         pin = device.type == "cuda" and not on_device
-        self.samples_of, self.device = requests.samples, device
+        self.samples_of, self.device, self.part = requests.samples, device, part
         self.aside = torch.cuda.Stream(device) if pin else None
+        if self.aside is not None:  # for the cached frames
+            self.aside.wait_stream(torch.cuda.current_stream(device))
         self.items = iter(make_loader(ClipSets(sets), requests, workers, pin))
 
     def __next__(self) -> Batch:
@@ -83,14 +95,17 @@ class BatchStream(Iterator[Batch]):
         BatchNorm."""
         batch = next(batch for found, batch in self.items if found == purpose)
         if self.aside is None:
-            return batch.to(self.device)
+            return self._moved(batch)
         with torch.cuda.stream(self.aside):
-            copied = batch.to(self.device)
+            copied = self._moved(batch)
         current = torch.cuda.current_stream(self.device)
         current.wait_stream(self.aside)
         for tensor in copied:
             tensor.record_stream(current)
         return copied
+
+    def _moved(self, batch: Any) -> Batch:
+        return batch.to(self.device) if self.part is None else batch.complete(self.part, self.device)
 
 
 def default_workers(batch_bytes: int) -> int:

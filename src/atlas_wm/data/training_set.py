@@ -53,6 +53,7 @@ class TrainingSet:
     normalizer: Normalizer  # fitted on the training clips
     info: DataInfo
     cache: TokenCache | FrameCache | None = field(default=None, init=False)
+    part: FrameCache | None = field(default=None, init=False)  # of the frames, where not all fit the device
 
     @property
     def steps(self) -> int:
@@ -79,13 +80,15 @@ class TrainingSet:
         """Read every frame once, where training would otherwise read most frames more than once.
 
         ``encode``: a frozen encoder, (n, 3, S, S) uint8 frames → (n, K, w) tokens. They go to a file in ``folder``.
-        Without ``encode``, frames go to the memory of a CUDA device. ``tokens``: whether the interrupted run that
+        Without ``encode``, as many frames as fit go to the memory of a CUDA device. ``tokens``: whether the interrupted run that
         is resumed caches tokens; None: the settings decide. ``on_read(done, total)`` counts frames.
         """
         if encode is not None:
             self.cache = self._cache_tokens(folder / TOKENS, encode, tokens, on_read)
         elif device.type == "cuda":
-            self.cache = self._cache_frames(device, on_read)
+            found = self._cache_frames(device, on_read)
+            complete = found is None or found.rows == self.info.rows
+            self.cache, self.part = (found, None) if complete else (None, found)
 
     def remove_cache(self) -> None:
         """Delete the token file of a finished run."""
@@ -99,9 +102,10 @@ class TrainingSet:
         samples = {BATCHNORM: self._sampled(self.training, settings.batchnorm_batches)}
         samples[HELD_OUT] = self._sampled(self.validation, VALIDATION_BATCHES)
         requests = Requests(self._order(start), samples, self.validates_after)
-        training = self._dataset(self.training)
-        sets = {STEP: training, BATCHNORM: training, HELD_OUT: self._dataset(self.validation)}
-        return BatchStream(sets, requests, self._workers(device), device)
+        held = self.part.rows if self.part else 0
+        training, validation = (self._dataset(clips, held) for clips in (self.training, self.validation))
+        sets = {STEP: training, BATCHNORM: training, HELD_OUT: validation}
+        return BatchStream(sets, requests, self._workers(device), device, self.part)
 
     def validates_after(self, step: int) -> bool:
         """Whether training validates after this step (from 1)."""
@@ -210,8 +214,8 @@ class TrainingSet:
             in_clip[data.offsets[clips.episode] + clips.start + frame * data.frameskip] = True
         return np.flatnonzero(in_clip)
 
-    def _dataset(self, clips: ClipIndex) -> ClipDataset:
-        return ClipDataset(self.data, clips, self.normalizer, self.config.model, self.cache)
+    def _dataset(self, clips: ClipIndex, cached_rows: int = 0) -> ClipDataset:
+        return ClipDataset(self.data, clips, self.normalizer, self.config.model, self.cache, cached_rows)
 
     def _order(self, start: int = 0) -> EpochBatches:
         settings = self.config.train
