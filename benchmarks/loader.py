@@ -50,7 +50,7 @@ def ours(path: Path, clips: ClipIndex, workers: int) -> "DataLoader[Any]":
     data = EpisodeData(path, get_task("tworoom"), config.encoder.image_size, config.frameskip)
     dataset = ClipDataset(data, clips, Normalizer((0.0, 0.0), (1.0, 1.0)), config)
     order = [list(range(i, i + BATCH)) for i in range(0, len(clips), BATCH)]
-    return make_loader(dataset, order, workers, pin=False)  # type: ignore[arg-type]
+    return make_loader(dataset, order, workers, pin=False)
 
 
 def clips_per_second(*loaders: "DataLoader[Any]") -> tuple[list[float], list[torch.Tensor]]:
