@@ -130,13 +130,8 @@ def test_patch_tokens_count_by_their_mean():
     assert fit_temporal_head(paths, steps=2).first.shape == (64, 12)
 
 
-@pytest.fixture
-def quick(monkeypatch):
-    monkeypatch.setattr(module, "STEPS", 20)
-
-
 def test_atlas_head_takes_training_episodes_alone_and_atlas_plan_uses_it(
-    run_folder, dataset_path, task, tiny_config, tmp_path, monkeypatch, capsys, quick
+    run_folder, dataset_path, task, tiny_config, tmp_path, monkeypatch, capsys
 ):
     from PIL import Image
 
@@ -155,22 +150,26 @@ def test_atlas_head_takes_training_episodes_alone_and_atlas_plan_uses_it(
     def spied(self, most):
         for piece in demonstrations(self, most):
             read.append(piece[2])
+            assert most == 100
             yield piece
 
     monkeypatch.setattr(TrainingSet, "demonstrations", spied)
-    main(["head", str(run), "--device", "cpu"])
+    head = ["head", str(run), "--device", "cpu", "--frames", "100", "--steps", "20"]
+    main(head)
     assert held_out.any() and read and not held_out[read].any()
     out, err = capsys.readouterr()
     assert str(run / TEMPORAL_HEAD) in out and "20/20 steps" in err and "ETA 0 s" in err
     first = load_file(run / TEMPORAL_HEAD)
-    main(["head", str(run), "--device", "cpu"])
+    main(head)
     again = load_file(run / TEMPORAL_HEAD)
     assert all(torch.equal(again[name], first[name]) for name in first)
+    with pytest.raises(SystemExit, match="--frames must be at least 2"):
+        main([*head, "--frames", "1"])
     main(plan)
     assert '"actions"' in capsys.readouterr().out
 
 
-def test_a_head_of_other_data_or_of_other_weights_is_refused(run_folder, tmp_path, quick):
+def test_a_head_of_other_data_or_of_other_weights_is_refused(run_folder, tmp_path):
     from atlas_wm.data.collect import collect
     from atlas_wm.plan.planner import Planner
     from atlas_wm.tasks import get_task

@@ -4,12 +4,15 @@ from pathlib import Path
 from typing import Annotated
 
 from atlas_wm.cli.arguments import Device, OwnTasks, RunFolder, by_default, import_tasks_of
+from atlas_wm.errors import UserError
 
 
 def head(
     run: RunFolder,
     /,
     data: Annotated[Path | None, by_default("the path stored in the run")] = None,
+    frames: int = 20_000,
+    steps: int = 3000,
     seed: int = 0,
     device: Device = "auto",
     task: OwnTasks = (),
@@ -29,10 +32,14 @@ def head(
     Args:
         run: Run folder.
         data: The dataset the run was trained on.
+        frames: Frames of training episodes to learn from, at most, one action chunk apart.
+        steps: Updates of the head.
         seed: Seed of the head's weights and of the pairs it is fitted to.
         device: Where to compute; auto takes CUDA, then MPS, then the CPU.
         task: Your own task as module:Class, if the run was trained on one.
     """
+    if frames < 2 or steps < 1:
+        raise UserError("--frames must be at least 2 and --steps at least 1")
     import_tasks_of([run], task)
     from atlas_wm.cli.progress import Bar
     from atlas_wm.train.temporal_head import write_temporal_head
@@ -44,5 +51,5 @@ def head(
                 bar.rename(f"fit the head of {run.name}", "steps")
             bar.update(done, total)
 
-        written = write_temporal_head(run, data, device, seed, on_frames=bar.update, on_step=show_step)
+        written = write_temporal_head(run, data, device, seed, frames, steps, bar.update, show_step)
     print(written)

@@ -110,6 +110,8 @@ def write_temporal_head(
     data: Path | None = None,
     device: str = "auto",
     seed: int = 0,
+    frames: int = FRAMES,
+    steps: int = STEPS,
     on_frames: OnProgress = lambda done, total: None,
     on_step: OnProgress = lambda done, total: None,
 ) -> Path:
@@ -118,7 +120,7 @@ def write_temporal_head(
     assert model.run is not None
     training_set = open_training_set_of(model.run, run, data)
     lengths = training_set.data.lengths[np.unique(training_set.training.episode)]
-    total = min(FRAMES, int(((lengths - 1) // model.config.frameskip + 1).sum()))
-    paths = Paths.of(model, training_set.demonstrations(FRAMES), lambda done: on_frames(done, total))
-    save_temporal_head(fit_temporal_head(paths, seed, STEPS, on_step), run)
+    total = min(frames, int(((lengths - 1) // model.config.frameskip + 1).sum()))
+    paths = Paths.of(model, training_set.demonstrations(frames), lambda done: on_frames(done, total))
+    save_temporal_head(fit_temporal_head(paths, seed, steps, on_step), run)
     return run / TEMPORAL_HEAD
