@@ -27,6 +27,6 @@ def test_the_tutorial_works_as_written(working_directory, capsys):
     skipped = {name for names, what in rows if what.startswith("skipped") for name in names.split(", ")}
     measured = {names for names, what in rows if not what.startswith("skipped")} - {"diagnostic"}
     assert {file.stem for file in Path("runs/my_robot/diagnostics").glob("*.json")} == measured
-    assert len(skipped) == 4 and all(f"no {name}: {name} needs an environment" in said for name in skipped)
+    assert len(skipped) == 5 and all(f"no {name}: {name} needs an environment" in said for name in skipped)
     info = json.loads(Path("runs/my_robot/config.json").read_text())
     assert info["task"] == "my_robot:MyRobot" and info["action_size"] == 2

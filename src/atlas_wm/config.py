@@ -291,8 +291,7 @@ class TrainConfig:
     """On a GPU, read frames once and hold them there as the tiles that differ from the background. auto: as many
     as fit, if each is needed more than once. always: all."""
     workers: int | None = None
-    """Loader processes; 0 loads in the training process. None: on a GPU that cannot hold the frames, one per core
-    but one, up to 16; else 0."""
+    """Loader processes. None: 0, or for a GPU that cannot hold all frames one per core but one, at most 16."""
     log_every: int = 10
     """Steps between rows of metrics."""
     validate_every: int = 500
@@ -300,8 +299,7 @@ class TrainConfig:
     probe: bool = False
     """At every validation, log as val_probe_… how well a linear probe reads each coordinate of the state from z."""
     best: Literal["score", "loss"] = "score"
-    """Which validation RUN/weights/best comes from. score: the highest planning score (docs/concepts.md). loss: the
-    lowest loss."""
+    """Which validation gives RUN/weights/best: the highest planning score (docs/concepts.md) or the lowest loss."""
     checkpoint_every: int | None = None
     """Steps between checkpoints, from which an interrupted run resumes. None: about every minute, and at most 1 %
     of the time."""

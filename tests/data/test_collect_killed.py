@@ -75,7 +75,7 @@ def while_the_file_is_open() -> None:
 
 
 def while_lance_appends() -> None:
-    writers._lance_column = die_after(3 * 5, writers._lance_column)  # in the sixth episode of three columns
+    writers.lance_column = die_after(3 * 5, writers.lance_column)  # in the sixth episode of three columns
 
 
 def before_it_has_its_card() -> None:

@@ -118,6 +118,7 @@ def test_windows_stay_within_an_episode():
     episode = torch.tensor([0, 0, 0, 1, 1, 5])
     some = Episodes(torch.zeros(6, 4), torch.zeros(6, 2), episode)
     assert some.windows(1).tolist() == [0, 1, 3] and some.windows(2).tolist() == [0]
+    assert not len(some.windows(len(some.z) + 3))  # fewer frames than chunks
     assert math.isnan(planning_score(Plane(), some, 3, make_rng(0)))
     assert math.isnan(saturation(Plane(), some, 3))
 

@@ -19,7 +19,7 @@ class Episodes(NamedTuple):
 
     def windows(self, chunks: int) -> Tensor:
         """(n,) first frames of all windows of ``chunks`` chunks within an episode."""
-        return (self.episode[: len(self.z) - chunks] == self.episode[chunks:]).nonzero()[:, 0]
+        return (self.episode[: max(0, len(self.z) - chunks)] == self.episode[chunks:]).nonzero()[:, 0]
 
 
 def planning_score(
