@@ -324,7 +324,7 @@ def in_order(tworoom: list[ModelSetup], pusht: list[ModelSetup]) -> list[ModelSe
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--data", type=Path, default=Path("/tmp/score-data"))
+    parser.add_argument("--data", type=Path, default=Path("data/score"))
     parser.add_argument("--workers", type=int, default=10, help="processes that train and plan on the GPU")
     parser.add_argument("--episodes", type=int, default=200, help="planned with each model")
     parser.add_argument("--seconds", type=float, default=300, help="no model is started after this time")
