@@ -18,7 +18,7 @@ from starlette.websockets import WebSocket, WebSocketDisconnect
 
 from atlas_wm.errors import UserError
 from atlas_wm.serve.config import Address, is_loopback
-from atlas_wm.serve.listener import ImpatientHttp, listen
+from atlas_wm.serve.listener import listen, server_config
 
 if TYPE_CHECKING:
     from atlas_wm.play.session import Session
@@ -55,22 +55,8 @@ class PlayServer(uvicorn.Server):
         self.visitors = 0
         self.thread = ThreadPoolExecutor(1, thread_name_prefix="play")  # of OpenGL contexts, too
         routes: list[Any] = [Route(path, self._file) for path in FILES]
-        super().__init__(
-            uvicorn.Config(
-                Starlette(routes=[*routes, WebSocketRoute("/live", self._live)]),
-                http=ImpatientHttp,
-                lifespan="off",
-                log_config=None,
-                log_level="error",
-                access_log=False,
-                server_header=False,
-                proxy_headers=False,
-                limit_concurrency=64,
-                ws_max_size=2**16,
-                ws_per_message_deflate=False,
-                timeout_graceful_shutdown=1,
-            )
-        )
+        app = Starlette(routes=[*routes, WebSocketRoute("/live", self._live)])
+        super().__init__(server_config(app, connections=64, message_bytes=2**16, grace_seconds=1))
 
     def run(self, sockets: Any = None) -> None:
         super().run(sockets or [self.listener])

@@ -2,7 +2,9 @@
 
 import asyncio
 import socket
+from typing import Any
 
+import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol, RequestResponseCycle
 
 from atlas_wm.errors import UserError
@@ -38,3 +40,21 @@ def listen(config: Address) -> socket.socket:
     except OSError as error:
         where = f"--host {config.host} --port {config.port}"
         raise UserError(f"cannot listen on {where} ({error.strerror or error}): choose another one") from None
+
+
+def server_config(app: Any, *, connections: int, message_bytes: int, grace_seconds: int) -> uvicorn.Config:
+    """``connections``: the most at a time. ``grace_seconds``: for open requests when it stops."""
+    return uvicorn.Config(
+        app,
+        http=ImpatientHttp,
+        lifespan="off",
+        log_config=None,
+        log_level="error",
+        access_log=False,
+        server_header=False,
+        proxy_headers=False,
+        limit_concurrency=connections,
+        ws_max_size=message_bytes,
+        ws_per_message_deflate=False,
+        timeout_graceful_shutdown=grace_seconds,
+    )

@@ -11,7 +11,7 @@ import uvicorn
 from atlas_wm.plan.planner import Planner
 from atlas_wm.serve.app import PlanningApp
 from atlas_wm.serve.config import ServeConfig
-from atlas_wm.serve.listener import ImpatientHttp, listen
+from atlas_wm.serve.listener import listen, server_config
 
 log = logging.getLogger(__name__)
 
@@ -25,22 +25,9 @@ class PlanningServer(uvicorn.Server):
         self.listener = listen(config)
         host, port = self.listener.getsockname()[:2]
         self.address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-        super().__init__(
-            uvicorn.Config(
-                self.planning.asgi,
-                http=ImpatientHttp,
-                lifespan="off",
-                log_config=None,
-                log_level="error",
-                access_log=False,
-                server_header=False,
-                proxy_headers=False,
-                limit_concurrency=2 * config.max_clients + 16,  # connections: the app refuses clients with a reason
-                ws_max_size=config.max_bytes,
-                ws_per_message_deflate=False,
-                timeout_graceful_shutdown=5,
-            )
-        )
+        most = 2 * config.max_clients + 16  # the app refuses clients with a reason
+        limits = {"connections": most, "message_bytes": config.max_bytes, "grace_seconds": 5}
+        super().__init__(server_config(self.planning.asgi, **limits))
 
     def run(self, sockets: list[socket.socket] | None = None) -> None:
         super().run(sockets or [self.listener])
