@@ -2,6 +2,7 @@
 
 import json
 import threading
+import time
 import urllib.request
 from concurrent.futures import ThreadPoolExecutor
 
@@ -70,9 +71,30 @@ def test_plans_do_not_depend_on_the_rest_of_their_batch(serving, planner, held, 
             client.close()
 
 
-def test_a_lone_request_does_not_wait_for_others_longer_than_asked(serving, planner, frames):
-    with serving(planner, max_batch=8, max_wait_ms=150) as running, running.client() as client:
-        assert 0.14 < client.plan(frames[0], frames[1]).seconds["waiting"] < 2
+def test_a_request_waits_for_other_clients_and_no_longer_than_asked(serving, planner, frames):
+    with serving(planner, max_batch=8, max_wait_ms=300) as running, running.client() as client:
+        assert client.plan(frames[0], frames[1]).seconds["waiting"] < 0.25  # nobody else can ask
+        with running.client():
+            assert 0.29 < client.plan(frames[0]).seconds["waiting"] < 2
+
+
+def test_clients_that_ask_again_at_once_are_planned_together(serving, planner, held, frames):
+    """Although some of them asked while the others' batch was planned."""
+    with serving(planner, max_batch=8, max_wait_ms=400) as running, ThreadPoolExecutor(4) as pool:
+        clients = [running.client() for _ in range(4)]
+        held.armed = True
+        early = pool.submit(clients[0].plan, frames[0], frames[1])  # alone, after waiting for the others
+        assert held.started.wait(10)
+        late = [pool.submit(client.plan, frames[0], frames[1]) for client in clients[1:]]
+        time.sleep(0.5)
+        held.release.set()
+        early.result()
+        again = pool.submit(clients[0].plan, frames[0])
+        for request in [*late, again]:
+            request.result()
+        assert held.sizes[-1] == 4
+        for client in clients:
+            client.close()
 
 
 def test_a_failing_plan_hurts_only_its_own_client(serving, planner, frames, monkeypatch):

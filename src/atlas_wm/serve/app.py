@@ -52,7 +52,11 @@ class PlanningApp:
     def __init__(self, planner: Planner, config: ServeConfig, run: Path):
         self.planner, self.config = planner, config
         self.batcher = Batcher(
-            planner, max_batch=config.max_batch, max_wait=config.max_wait_ms / 1e3, max_queue=config.max_queue
+            planner,
+            clients=lambda: self.clients,
+            max_batch=config.max_batch,
+            max_wait=config.max_wait_ms / 1e3,
+            max_queue=config.max_queue,
         )
         self.metadata = pack(metadata(planner, run, config.max_bytes))
         self.stopping = False

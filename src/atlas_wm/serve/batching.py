@@ -3,8 +3,9 @@
 import asyncio
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from typing import NamedTuple
 
 import numpy as np
@@ -46,14 +47,24 @@ class _Waiting(NamedTuple):
 
 
 class Batcher:
-    """``await batcher.plan(job)``. A batch starts when it is full or its first request has waited ``max_wait``.
+    """``await batcher.plan(job)``. A batch starts when it is full, when all ``clients()`` wait for it, or after
+    ``max_wait``. Requests that came during the last batch also wait for its clients, who often ask again at once:
+    otherwise the clients stay in two halves that wait for each other.
 
     ``max_batch``: None for 16 on a GPU and 1 on a CPU, where plans are computed one by one, and a batch would only
     delay the first of them.
     """
 
-    def __init__(self, planner: Planner, *, max_batch: int | None = None, max_wait: float, max_queue: int):
-        self.planner, self.max_wait = planner, max_wait
+    def __init__(
+        self,
+        planner: Planner,
+        *,
+        clients: Callable[[], int],
+        max_batch: int | None = None,
+        max_wait: float,
+        max_queue: int,
+    ):
+        self.planner, self.clients, self.max_wait = planner, clients, max_wait
         self.max_batch = max_batch or (1 if planner.device.type == "cpu" else GPU_BATCH)
         self._queue: asyncio.Queue[_Waiting] = asyncio.Queue(max_queue)
         self._worker = ThreadPoolExecutor(1, thread_name_prefix="planning")
@@ -97,14 +108,12 @@ class Batcher:
 
     async def _gather(self) -> list[_Waiting]:
         batch = [await self._queue.get()]
-        left = batch[0].since + self.max_wait - time.perf_counter()
-        try:
-            async with asyncio.timeout(max(0.0, left)):
-                while len(batch) < self.max_batch:
+        with suppress(TimeoutError):
+            async with asyncio.timeout(self.max_wait):
+                while len(batch) < min(self.max_batch, self.clients()):
                     batch.append(await self._queue.get())
-        except TimeoutError:
-            while len(batch) < self.max_batch and not self._queue.empty():
-                batch.append(self._queue.get_nowait())
+        while len(batch) < self.max_batch and not self._queue.empty():
+            batch.append(self._queue.get_nowait())
         return batch
 
     def _plan(self, jobs: Sequence[Job]) -> Sequence[Plan | Exception]:

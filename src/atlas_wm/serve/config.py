@@ -42,7 +42,7 @@ class ServeConfig(Address):
     max_batch: Annotated[int | None, arg(metavar="INT", help_behavior_hint="(default: 16; 1 on a CPU)")] = None
     """Most requests planned together. A CPU computes plans one by one, so a batch would only delay the first."""
     max_wait_ms: float = 5.0
-    """Milliseconds that a request may wait for others to join its batch."""
+    """Milliseconds that a batch waits for clients that have not asked yet."""
     max_queue: int = 64
     """Most requests that wait for a plan; more are refused (status 503)."""
     max_clients: int = 64
