@@ -121,9 +121,10 @@ def test_one_stage_acts_while_another_is_planned_for(data, rows, task):
             super().__init__(task, 32)
             self.name = name
 
-        def ask(self, what, *arguments):
-            happened.append(f"{what} {self.name}")
-            super().ask(what, *arguments)
+        def ask(self, asked):
+            starts = {isinstance(item, EpisodeStart) for item in asked.values()}
+            happened.append(f"{'start' if starts == {True} else 'act'} {self.name}")
+            super().ask(asked)
 
         def answer(self):
             happened.append(f"wait {self.name}")
@@ -135,8 +136,31 @@ def test_one_stage_acts_while_another_is_planned_for(data, rows, task):
 
     far = [r for r in rows if not task.solved(*data.states[[r, r + 20]])][:3]
     run_episodes([Noting("a"), Noting("b")], data, wait, far, 20, budget=50, observe=None)
-    first = "reset a, reset b, wait a, plan for 2, act a, wait b, plan for 1, act b"
+    first = "start a, start b, wait a, plan for 2, act a, wait b, plan for 1, act b"
     assert happened == f"{first}, {first[18:]}, wait a, wait b".split(", ")
+
+
+@pytest.mark.parametrize("at_once", [1, 3, 4])
+def test_episodes_that_wait_for_a_free_environment_end_as_if_all_ran_at_once(setup, data, rows, task, at_once):
+    planner, sizes = Worker(setup).planner, []
+
+    def run(at_once):
+        batches, policy = [EnvBatch(task, 32), EnvBatch(task, 32)], planning_policy(planner, 8)
+
+        def noted(episodes):
+            sizes.append(len(episodes))
+            return policy(episodes)
+
+        found = run_episodes(batches, data, noted, rows, 20, 60, films=rows[::5], at_once=at_once)
+        return found, [len(batch.envs) for batch in batches]
+
+    (everything, films), made = run(None)
+    assert sum(made) == len(rows) and len({record.plans for record in everything}) > 1
+    sizes.clear()
+    (records, some), made = run(at_once)
+    assert records == everything and made == [max(1, (at_once + 1) // 2), max(1, at_once // 2)]
+    assert films.keys() == some.keys() and all(np.array_equal(films[row], some[row]) for row in films)
+    assert np.mean(sizes) > 0.7 * sum(made) / 2  # the environments are busy until the end
 
 
 class Moody(TwoRoom):
@@ -164,13 +188,13 @@ def two_moody_processes(timeout: float = 0) -> EnvPool:
 
 
 def begin(envs: EnvPool) -> None:
-    start = EpisodeStart(np.array([50.0, 50.0], np.float32), np.array([150.0, 150.0], np.float32))
-    envs.ask("reset", {0: start, 1: start}, 50, True)
+    start = EpisodeStart(np.array([50.0, 50.0], np.float32), np.array([150.0, 150.0], np.float32), 50, "frame")
+    envs.ask({0: start, 1: start})
     assert [frame.shape for frame in envs.answer().values()] == [(3, 32, 32)] * 2
 
 
 def provoke(envs: EnvPool, mood: int) -> Observations:
-    envs.ask("act", {0: np.zeros((1, 2)), 1: np.full((1, 2), mood)})
+    envs.ask({0: np.zeros((1, 2)), 1: np.full((1, 2), mood)})
     return envs.answer()
 
 

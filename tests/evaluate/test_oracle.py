@@ -228,5 +228,5 @@ def test_a_task_without_environment_is_refused(run_folder):
 
 def test_states_are_observed_without_rendering(dataset_path, task):
     data, batch = EpisodeData(dataset_path, task, 32, 5), EnvBatch(task, 32)
-    seen = batch.reset({0: EpisodeStart(data.states[3], data.states[9])}, 10, "state")
+    seen = batch.step({0: EpisodeStart(data.states[3], data.states[9], 10, "state")})
     assert np.array_equal(seen[0], data.states[3])

@@ -18,12 +18,20 @@ FILM_EVERY = 5  # steps between two frames of a film
 LAST_STATES = 3  # final states of an episode that are recorded for the diagnostics
 
 
+# What a policy needs to see of an episode: its frame, (3, S, S) uint8, its full state, or nothing.
+# Under a variation the goal looks otherwise than in the dataset: the first observation is then (2, 3, S, S), the
+# frame and the goal's.
+Observe = Literal["frame", "frame and goal", "state"] | None
+
+
 @dataclass(frozen=True)
 class EpisodeStart:
     """The start state of an episode and the goal that defines its success."""
 
     state: np.ndarray
     goal: np.ndarray  # a state
+    budget: int  # steps
+    observe: Observe  # only observed frames are rendered
     film: bool = False
 
 
@@ -44,11 +52,9 @@ class EpisodeEnd:
         return cls(False, steps, None, np.empty((0, 0)), None, error, lost)
 
 
-# What a policy needs to see of an episode: its frame, (3, S, S) uint8, its full state, or nothing.
-# Under a variation the goal looks otherwise than in the dataset: the first observation is then (2, 3, S, S), the
-# frame and the goal's.
-Observe = Literal["frame", "frame and goal", "state"] | None
-# By episode number: its end if it is over, else what was to be observed.
+# By slot: an episode to start, or actions (n, A) to execute until it succeeds or its budget is spent.
+Asked = dict[int, EpisodeStart | np.ndarray]
+# By slot: the end of its episode if it is over, else what was to be observed.
 Observations = dict[int, EpisodeEnd | np.ndarray | None]
 
 
@@ -65,9 +71,9 @@ class _Running:
 
 
 class EnvBatch:
-    """Numbered episodes, each in its own environment, which later episodes reuse.
+    """Episodes in numbered slots, each in its own environment, which later episodes reuse.
 
-    ``ask`` it to ``reset`` or to ``act``, then read the observations with ``answer``. Here the work happens in
+    ``ask`` it to start episodes or to act, then read the observations with ``answer``. Here the work happens in
     ``ask``; an :class:`atlas_wm.evaluate.env_pool.EnvPool` does it in other processes until ``answer``.
     """
 
@@ -79,63 +85,65 @@ class EnvBatch:
 
     def open(self) -> Any:
         """Make a first environment and return its action space."""
-        self._make_envs(1)
+        if not self.envs:
+            self._make_env()
         return self.envs[0].action_space
 
-    def ask(self, what: str, *arguments: Any) -> None:
-        self._answer = getattr(self, what)(*arguments)
+    def ask(self, asked: Asked) -> None:
+        self._answer = self.step(asked)
 
     def answer(self) -> Observations:
         return self._answer
 
-    def reset(self, starts: dict[int, EpisodeStart], budget: int, observe: Observe) -> Observations:
-        """Start an episode of at most ``budget`` steps for each start; only observed frames are rendered."""
-        self.budget, self.observe = budget, observe
-        self._make_envs(len(starts))
-        self._running = {
-            number: _Running(env, start) for env, (number, start) in zip(self.envs, starts.items(), strict=False)
-        }
-        return {number: self._guarded(self._begin, running) for number, running in self._running.items()}
-
-    def act(self, plans: dict[int, np.ndarray]) -> Observations:
-        """Execute the actions (n, A) planned for each episode until it succeeds or its budget is spent."""
+    def step(self, asked: Asked) -> Observations:
         return {
-            number: self._guarded(self._execute, self._running[number], actions)
-            for number, actions in plans.items()
+            slot: self._start(slot, item)
+            if isinstance(item, EpisodeStart)
+            else self._guarded(self._execute, slot, item)
+            for slot, item in asked.items()
         }
 
     def close(self) -> None:
         for env in self.envs:
             env.close()
 
-    def _make_envs(self, count: int) -> None:
-        while len(self.envs) < count:
-            try:
-                with time_limit(startup_limit(self.timeout)):
-                    self.envs.append(make_varied_env(self.task, self.variation))
-            except UserError:
-                raise
-            except Exception as error:
-                raise UserError(f"an environment of {self.task.name} cannot be made: {one_line(error)}") from error
+    def _make_env(self) -> Any:
+        try:
+            with time_limit(startup_limit(self.timeout)):
+                self.envs.append(make_varied_env(self.task, self.variation))
+        except UserError:
+            raise
+        except Exception as error:
+            raise UserError(f"an environment of {self.task.name} cannot be made: {one_line(error)}") from error
+        return self.envs[-1]
 
-    def _guarded(
-        self, do: Callable[..., Any], running: _Running, *arguments: Any
-    ) -> EpisodeEnd | np.ndarray | None:
+    def _start(self, slot: int, start: EpisodeStart) -> EpisodeEnd | np.ndarray | None:
+        self._running.pop(slot, None)
+        used = [running.env for running in self._running.values()]
+        free = [env for env in self.envs if not any(env is other for other in used)]
+        self._running[slot] = _Running(free[0] if free else self._make_env(), start)
+        return self._guarded(self._begin, slot)
+
+    def _guarded(self, do: Callable[..., Any], slot: int, *arguments: Any) -> EpisodeEnd | np.ndarray | None:
         """An exception ends this episode only, and its environment is not used again."""
+        running = self._running[slot]
         try:
             with time_limit(self.timeout):
-                return do(running, *arguments)
+                observed = do(running, *arguments)
         except UserError:
             raise
         except Exception as error:
             self.envs.remove(running.env)
             with suppress(Exception):
                 running.env.close()
-            return EpisodeEnd.of_error(one_line(error), running.steps)
+            observed = EpisodeEnd.of_error(one_line(error), running.steps)
+        if isinstance(observed, EpisodeEnd):
+            del self._running[slot]
+        return observed
 
     def _begin(self, running: _Running) -> np.ndarray | None:
         goal = None
-        if self.observe == "frame and goal":
+        if running.start.observe == "frame and goal":
             self.task.reset(running.env, running.start.goal, running.start.state)
             goal = self._frame(running.env)
         self.task.reset(running.env, running.start.state, running.start.goal)
@@ -147,17 +155,18 @@ class EnvBatch:
     def _execute(self, running: _Running, actions: np.ndarray) -> EpisodeEnd | np.ndarray | None:
         """An episode succeeds if the task reports success at any step. A film has a frame every ``FILM_EVERY``
         steps, including the first and the last, and the goal at its end."""
-        for action in actions[: self.budget - running.steps]:
+        budget = running.start.budget
+        for action in actions[: budget - running.steps]:
             _, _, terminated, _, _ = running.env.step(np.asarray(action, np.float32))
             running.success = self.task.reached(running.env, running.start.goal, bool(terminated))
             running.steps += 1
             running.last_states.append(self.task.state(running.env))
-            last = running.success or running.steps == self.budget
+            last = running.success or running.steps == budget
             if running.start.film and (running.steps % FILM_EVERY == 0 or last):
                 running.film.append(running.env.render())
             if running.success:
                 break
-        over = running.success or running.steps == self.budget
+        over = running.success or running.steps == budget
         return self._end(running) if over else self._observation(running)
 
     def _end(self, running: _Running) -> EpisodeEnd:
@@ -169,9 +178,9 @@ class EnvBatch:
         return EpisodeEnd(bool(running.success), running.steps, distance, np.stack(running.last_states), film)
 
     def _observation(self, running: _Running) -> np.ndarray | None:
-        if self.observe is None:
+        if running.start.observe is None:
             return None
-        if self.observe == "state":
+        if running.start.observe == "state":
             return self.task.full_state(running.env)
         return self._frame(running.env)
 

@@ -4,15 +4,15 @@ from functools import cached_property
 from typing import Any
 
 from atlas_wm.errors import UserError
-from atlas_wm.evaluate.env_batch import EnvBatch, EpisodeEnd, Observations
+from atlas_wm.evaluate.env_batch import Asked, EnvBatch, EpisodeEnd, Observations
 from atlas_wm.parallel.workers import WorkerDied, WorkerProcess, stop
 from atlas_wm.tasks import get_task
 from atlas_wm.tasks.variation import NO_VARIATION, Variation
 
 
 class EnvPool:
-    """Several env batches, each in its own process, with the interface of one. Episode k runs in batch k modulo
-    their number.
+    """Several env batches, each in its own process, with the interface of one. Slot k is in batch k modulo their
+    number.
 
     A process that dies is replaced. Its episodes are lost: they end with an error, and the caller may run them
     again, each alone.
@@ -23,7 +23,7 @@ class EnvPool:
     ):
         self._made_of = task, image_size, timeout, dict(variation)  # which can be sent to a process
         self._processes = [self._start() for _ in range(count)]
-        self._asked: list[list[int]] = [[] for _ in range(count)]  # episodes asked for in each process
+        self._asked: list[list[int]] = [[] for _ in range(count)]  # slots asked for in each process
 
     def _start(self) -> WorkerProcess:
         process = WorkerProcess(_make_env_batch, *self._made_of)
@@ -46,22 +46,22 @@ class EnvPool:
     def open(self) -> Any:
         return self._spaces[0]
 
-    def ask(self, what: str, by_number: dict[int, Any], *arguments: Any) -> None:
+    def ask(self, asked: Asked) -> None:
         self.open()
         count = len(self._processes)
         for i, process in enumerate(self._processes):
-            mine = {k: item for k, item in by_number.items() if k % count == i}
+            mine = {slot: item for slot, item in asked.items() if slot % count == i}
             self._asked[i] = list(mine)
-            process.ask(what, mine, *arguments)
+            process.ask("step", mine)
 
     def answer(self) -> Observations:
-        """Wait for all processes. The observations are in the order of the episode numbers."""
+        """Wait for all processes. The observations are in the order of the slots."""
         observed: Observations = {}
         for i, process in enumerate(self._processes):
             try:
                 observed |= process.answer()
             except WorkerDied as died:
-                observed |= {number: EpisodeEnd.of_error(str(died), lost=True) for number in self._asked[i]}
+                observed |= {slot: EpisodeEnd.of_error(str(died), lost=True) for slot in self._asked[i]}
                 self._processes[i] = self._start()
                 self._opened(self._processes[i])
         return dict(sorted(observed.items()))

@@ -118,7 +118,7 @@ def evaluate(
     folder = writable_folder(run, FOLDER) if is_main() else run  # fails before the work starts
 
     remote = environments == "remote" or (environments == "auto" and where.type != "cpu")
-    most = min(task.max_env_processes, max(len(j.rows) for j in jobs)) if remote else len(jobs)
+    most = min(task.max_env_processes, task.most_at_once, max(len(j.rows) for j in jobs)) if remote else len(jobs)
     cores = workers or own_cores()
     workers = max(1, min(cores, most))
     results = _run(setup, data, jobs, run_beside_envs if remote else run_in_workers, workers, on_progress)
@@ -167,7 +167,7 @@ def _check_demonstrations(run: Path, info: RunInfo, data: EpisodeData, draws: Dr
 
 def _jobs(data: EpisodeData, draws: Draws, policies: Sequence[PolicyName], films: int, size: int) -> list[Job]:
     """Jobs are never split: on a GPU the rounding of a plan depends on the batch it is planned in."""
-    jobs, size = [], min(size, data.task.most_at_once)
+    jobs = []
     for protocol, by_seed in draws.starts.items():
         for seed, starts in by_seed.items():
             rows = list(starts)

@@ -1,5 +1,6 @@
 """Closed-loop episodes in the real environment: plan, execute, plan again."""
 
+from collections import deque
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from math import isfinite
@@ -9,7 +10,7 @@ import numpy as np
 import torch
 
 from atlas_wm.data.dataset import EpisodeData
-from atlas_wm.evaluate.env_batch import EnvBatch, EpisodeEnd, EpisodeStart, Observe
+from atlas_wm.evaluate.env_batch import Asked, EnvBatch, EpisodeEnd, EpisodeStart, Observe
 from atlas_wm.evaluate.env_pool import EnvPool
 from atlas_wm.evaluate.oracle import Oracle
 from atlas_wm.plan.planner import LatentNovelty, Novelty, Planner
@@ -106,6 +107,46 @@ def replay_policy(data: EpisodeData, length: int = 25) -> Policy:
     return act
 
 
+class _Part:
+    """The episodes of one env batch. When one is over, its slot starts the next, so that the plans of many episodes
+    are made together until few are left."""
+
+    def __init__(
+        self, envs: EnvBatch | EnvPool, episodes: Sequence[Episode], starts: Sequence[EpisodeStart], slots: int
+    ):
+        self.envs, self.waiting = envs, deque(zip(episodes, starts, strict=True))
+        self.running: dict[int, Episode] = {}
+        self.envs.ask({slot: self._next(slot) for slot in range(min(slots, len(episodes)))})
+
+    def _next(self, slot: int) -> EpisodeStart:
+        self.running[slot], start = self.waiting.popleft()
+        return start
+
+    def go_on(self, policy: Policy) -> bool:
+        """Read the observations, and let the running episodes act on new plans; False if there are none left."""
+        planned: dict[int, Episode] = {}
+        asked: Asked = {}
+        for slot, observed in self.envs.answer().items():
+            episode = self.running[slot]
+            if isinstance(observed, EpisodeEnd):
+                episode.ending = observed
+                if self.waiting:
+                    asked[slot] = self._next(slot)
+                continue
+            if observed is not None and observed.ndim == 4:
+                observed, goal = observed
+                episode.goal = torch.from_numpy(goal)
+            episode.observed = observed
+            planned[slot] = episode
+        if planned:
+            asked |= dict(zip(planned, policy(list(planned.values())), strict=True))
+            for episode in planned.values():
+                episode.plans += 1
+        if asked:
+            self.envs.ask(asked)
+        return bool(asked)
+
+
 def run_episodes(
     env_batches: Sequence[EnvBatch | EnvPool],
     data: EpisodeData,
@@ -116,20 +157,26 @@ def run_episodes(
     *,
     observe: Observe = "frame",
     films: Collection[int] = (),
+    at_once: int | None = None,
 ) -> tuple[list[EpisodeRecord], dict[int, np.ndarray]]:
     """Run an episode from each row to the row ``offset`` later → records, and films by row.
 
     The env batches share the episodes. The running episodes of one batch are planned together and then act; while
-    one batch is planned for, the others act. ``observe``: what the policy needs. ``films``: rows to film. An
-    episode that was lost because its process died runs again, alone.
+    one batch is planned for, the others act. ``observe``: what the policy needs. ``films``: rows to film.
+    ``at_once``: the most environments; None for one per episode. An episode that was lost because its process died
+    runs again, alone.
     """
     episodes = [Episode(row) for row in rows]
-    parts = [(envs, episodes[i :: len(env_batches)]) for i, envs in enumerate(env_batches)]
-    for envs, mine in parts:
-        begin = data.start_states(np.array([e.row for e in mine], np.int64))
-        goal_states = [data.states[e.row + offset] for e in mine]
-        starts = [EpisodeStart(s, g, e.row in films) for s, g, e in zip(begin, goal_states, mine, strict=True)]
-        envs.ask("reset", dict(enumerate(starts)), budget, observe)
+    begin = data.start_states(np.asarray(rows, np.int64))
+    starts = [
+        EpisodeStart(state, data.states[row + offset], budget, observe, row in films)
+        for state, row in zip(begin, rows, strict=True)
+    ]
+    count = len(env_batches)
+    parts = [
+        _Part(envs, episodes[i::count], starts[i::count], max(1, len(range(i, at_once or len(rows), count))))
+        for i, envs in enumerate(env_batches)
+    ]
     if observe == "frame":
         goals = data.frames_of(np.asarray(rows) + offset)  # read while the environments reset
         for episode, goal in zip(episodes, goals, strict=True):
@@ -138,7 +185,7 @@ def run_episodes(
         for episode in episodes:
             episode.goal = data.states[episode.row + offset]
     while parts:
-        parts = [(envs, mine) for envs, mine in parts if _plan_and_act(envs, mine, policy)]
+        parts = [part for part in parts if part.go_on(policy)]
     films_by_row: dict[int, np.ndarray] = {}
     records = []
     for e in episodes:
@@ -154,23 +201,3 @@ def run_episodes(
         if e.ending.film is not None:
             films_by_row[e.row] = e.ending.film
     return records, films_by_row
-
-
-def _plan_and_act(envs: EnvBatch | EnvPool, episodes: list[Episode], policy: Policy) -> bool:
-    """Read the observations and let the running episodes act on new plans; False if none is running."""
-    running: dict[int, Episode] = {}
-    for number, observed in envs.answer().items():
-        if isinstance(observed, EpisodeEnd):
-            episodes[number].ending = observed
-        else:
-            if observed is not None and observed.ndim == 4:
-                observed, goal = observed
-                episodes[number].goal = torch.from_numpy(goal)
-            episodes[number].observed = observed
-            running[number] = episodes[number]
-    if running:
-        actions = policy(list(running.values()))
-        for episode in running.values():
-            episode.plans += 1
-        envs.ask("act", dict(zip(running, actions, strict=True)))
-    return bool(running)

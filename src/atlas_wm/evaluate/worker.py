@@ -119,6 +119,7 @@ class Worker:
             budget,
             observe=None if not plans else "frame and goal" if self.setup.variation else "frame",
             films=job.films,
+            at_once=self.data.task.most_at_once,
         )
         seconds, planning = time.perf_counter() - started, self.planner.seconds - planned
         result = JobResult(job, records, films, seconds, planning, peak_memory(self.planner.device))
