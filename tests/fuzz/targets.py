@@ -24,8 +24,10 @@ from atlas_wm.models.temporal_head import TemporalHead
 from atlas_wm.models.world_model import WorldModel
 from atlas_wm.recipes import demo
 from atlas_wm.report.page import SECTIONS, headlines, write_report
-from atlas_wm.report.runs import read_study
+from atlas_wm.report.runs import Study, read_study, read_tries
 from atlas_wm.report.section import data_warnings
+from atlas_wm.report.style import Figure
+from atlas_wm.report.tuning import tuning_section
 from atlas_wm.rng import make_rng
 from atlas_wm.runs.bank_frames import load_frames, save_frames
 from atlas_wm.runs.folder import read_run
@@ -33,6 +35,11 @@ from atlas_wm.runs.model import load_model, save_model
 from atlas_wm.tasks import get_task, get_task_of
 
 EVIL = "from pathlib import Path\nPath('escaped').touch()\n"  # would leave a trace where it is imported
+
+TRIES = """task,method,recipe,factor,weights,state,score,minutes,chosen
+tworoom,atlas,demo+tuned,0.1,wemreg 0.02,done,0.91,1.5,True
+tworoom,atlas,demo+tuned,1.0,wemreg 0.2,failed,,0.5,False
+"""
 
 
 class Target(NamedTuple):
@@ -76,6 +83,7 @@ def make_valid(folder: Path) -> None:
     predictor = PredictorConfig(width=16, depth=1, heads=2, mlp=16)
     small = WorldModel(ModelConfig(encoder, predictor, latent=16, hidden=16, action_hidden=16), 2)
     torch.save(to_lewm(small.state_dict()), folder / "weights.pt")
+    (folder / "tuning.csv").write_text(TRIES)
     (folder / "evil.py").write_text(EVIL)
 
 
@@ -95,6 +103,13 @@ def read_report(folder: Path) -> None:
     assert isinstance(study.groups, list)
     headlines(study)
     data_warnings(study)
+
+
+def draw_tries(folder: Path) -> None:
+    section = tuning_section(Study([], tries=read_tries(folder / "tuning.csv")))
+    for block in section.blocks:
+        if isinstance(block, Figure):
+            assert block.inline
 
 
 def draw_report(folder: Path) -> None:
@@ -133,6 +148,7 @@ TARGETS = {
         hostile_json,
         lambda folder: find_evaluated(folder / "made_up", 50, "0" * 16),
     ),
+    "tries": Target("tuning.csv", changed_bytes, draw_tries),
     "dataset": Target("tworoom.h5", changed_bytes, open_data),
     "card": Target("tworoom.h5.card.json", hostile_json, open_card),
     "checkpoint": Target("weights.pt", changed_bytes, import_checkpoint),
@@ -144,7 +160,7 @@ SLOW = {
     "page config": Target("made_up/config.json", hostile_json, draw_report),
     "page evaluation": Target("made_up/evaluation/all_offset50_budget75.json", hostile_json, draw_report),
 }
-assert len(SECTIONS) == 14  # one more: say here which file it reads (variations: evaluations)
+assert len(SECTIONS) == 16  # one more: say here which file it reads (variations, score: evaluations; tuning: tries)
 
 
 def attempt(folder: Path, target: Target, content: bytes) -> str | None:

@@ -18,8 +18,8 @@ from atlas_wm.report.runs import read_study
 from atlas_wm.report.success import REFERENCES
 from made_up_results import episode, evaluation, policy
 
-SECTIONS = {"summary", "success", "ablation", *DIAGNOSTICS, "training", "settings"}
-FIGURES = {"success", *DIAGNOSTICS, "decomposition", "training"}
+SECTIONS = {"summary", "success", "ablation", *DIAGNOSTICS, "score", "training", "settings"}
+FIGURES = {"success", *DIAGNOSTICS, "decomposition", "score", "training"}
 
 
 class Page(HTMLParser):

@@ -10,6 +10,7 @@ def report(
     runs: RunFolders,
     /,
     out: Annotated[Path | None, by_default("RUN/report, or report/ next to several runs")] = None,
+    tuning: Path | None = None,
 ) -> None:
     """Write one HTML page about runs, with each figure as PNG and SVG and each table as CSV and LaTeX.
 
@@ -20,8 +21,9 @@ def report(
     Args:
         runs: Run folders to compare.
         out: Folder to write.
+        tuning: Table of tries that `atlas study` wrote (tuning.csv), to show how weights were chosen.
     """
     check_given(runs, "report")
     from atlas_wm.report.page import write_report
 
-    print(f"open {write_report(runs, out)} in a browser")
+    print(f"open {write_report(runs, out, tuning)} in a browser")

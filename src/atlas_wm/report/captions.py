@@ -104,6 +104,22 @@ IMAGINED = Caption(
     "training frame, and the image says little. The longest failures and the longest successes are shown, so these "
     "are examples, not a random sample. Every plan starts from the real frame again.",
 )
+TUNING = Caption(
+    "Every method was tried with the same factors of its recipe's weight: of WEMReg, of SIGReg, or of all terms of "
+    "PLDM. A try is a run on a dataset that no other run trains on and no evaluation sees. Its planning score is "
+    "that of its last validation, on episodes that it did not train on. The ring marks the best one: tuned runs "
+    "have its weight.",
+    "Higher is better. Lines that are flat near the ring mean that the weight hardly matters; a ring at the edge "
+    "means that more tries in that direction may help. Each try is one training seed, so small differences may be "
+    "chance.",
+    "The paper has one weight for all tasks.",
+)
+SCORE = Caption(
+    "Each point is a run: the planning score of its last validation, for which no environment is needed, and its "
+    "success. Spearman's rank correlation is given from five runs on.",
+    "If points rise to the right, the score can choose between runs. The score of a run whose split is by clips is "
+    "measured on episodes that it also trained on: compare runs with the same split.",
+)
 TRAINING = Caption(
     "Loss terms without their weights, on a logarithmic scale. Lines are training batches, dots are held-out "
     "clips. There is one line per run; a method appears only if its objective has the term. The planning score "

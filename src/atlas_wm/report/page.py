@@ -18,12 +18,13 @@ from atlas_wm.report.naming import task_name
 from atlas_wm.report.page_table import Table
 from atlas_wm.report.planning import regret_section, relational_section, rollout_section
 from atlas_wm.report.probe import probe_section
-from atlas_wm.report.runs import Run, Study, read_study
+from atlas_wm.report.runs import Run, Study, read_study, read_tries
 from atlas_wm.report.section import Notice, Section, data_warnings
 from atlas_wm.report.state import state_section
 from atlas_wm.report.style import Figure, themed
 from atlas_wm.report.success import ablation_section, headlines, main_section
 from atlas_wm.report.training import settings_section, training_section
+from atlas_wm.report.tuning import score_section, tuning_section
 from atlas_wm.report.variations import variations_section
 from atlas_wm.runs.files import writing
 from atlas_wm.runs.folder import writable_folder
@@ -44,20 +45,26 @@ SECTIONS: list[Callable[[Study], Section]] = [
     regret_section,
     cases_section,
     imagined_section,
+    tuning_section,
+    score_section,
     training_section,
     settings_section,
 ]
 
 
-def write_report(runs: Sequence[str | Path], out: str | Path | None = None) -> Path:
+def write_report(
+    runs: Sequence[str | Path], out: str | Path | None = None, tuning: str | Path | None = None
+) -> Path:
     """Write the report of these runs and return the path of its page.
 
     ``out``: folder; default: ``report/`` in the run folder, or next to the run folders if there are several.
+    ``tuning``: the table of tries of a study, tuning.csv.
     """
     folders = [Path(run) for run in runs]
     if not folders:
         raise UserError("a report needs at least one run folder")
     study = read_study(folders)
+    study.tries = read_tries(Path(tuning)) if tuning else []
     folder = Path(out) if out else default_folder(folders)
     files = {Figure: folder / "figures", Table: folder / "tables"}
     if not out and len(folders) == 1:

@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import pairwise
 from pathlib import Path
 from types import NoneType
 from typing import Any
@@ -50,6 +51,16 @@ class Run:
     def seed(self) -> int | None:
         return self.config["config"]["train"].get("seed")
 
+    @property
+    def training_minutes(self) -> float | None:
+        """Of the steps alone, by the speed in metrics.csv; None if that is not known."""
+        batch = self.config["config"]["train"].get("batch")
+        steps, speeds = self.metrics.get("clips_per_second", ([], []))
+        if not isinstance(batch, int) or not speeds or not all(speed > 0 for speed in speeds):
+            return None
+        taken = (b - a for a, b in pairwise([0.0, *steps]))
+        return sum(count * batch / speed for count, speed in zip(taken, speeds, strict=True)) / 60
+
     def result(self, what: str) -> Json | None:
         return self.diagnostics[what]["result"] if what in self.diagnostics else None
 
@@ -75,12 +86,28 @@ class Group:
         return [result for run in self.runs if (result := run.result(what)) is not None]
 
 
+@dataclass(frozen=True)
+class Try:
+    """A row of tuning.csv, which `atlas study` writes."""
+
+    task: str
+    method: str
+    recipe: str
+    factor: float
+    weights: str
+    state: str
+    score: float | None
+    minutes: float
+    chosen: bool
+
+
 @dataclass
 class Study:
     """All runs of a report, and problems with their files."""
 
     runs: list[Run]
     problems: list[str] = field(default_factory=list)
+    tries: list[Try] = field(default_factory=list)
 
     @cached_property
     def groups(self) -> list[Group]:
@@ -148,6 +175,33 @@ def read_study(folders: Sequence[Path]) -> Study:
         raise UserError("no run could be read: " + "; ".join(study.problems))
     _name_conditions(study.runs, selected)
     return study
+
+
+def read_tries(path: Path) -> list[Try]:
+    try:
+        if path.stat().st_size > MOST_SETTINGS:
+            raise ValueError(f"it is larger than {MOST_SETTINGS:,} bytes")
+        with path.open(newline="") as file:
+            if not (tries := [_try(row) for row in csv.DictReader(file)]):
+                raise ValueError("it is empty")
+    except (OSError, ValueError, KeyError, TypeError, csv.Error) as error:
+        raise UserError(f"--tuning {path} cannot be read as the tuning.csv of a study: {reason(error)}") from error
+    return tries
+
+
+def _try(row: dict[str, str]) -> Try:
+    names = {name: row[name][:MOST_NAME] for name in ("task", "method", "recipe", "weights", "state")}
+    factor, minutes, score = float(row["factor"]), float(row["minutes"]), row["score"]
+    known = [factor, minutes, float(score or 0)]
+    if not all(abs(value) < MOST_NUMBER for value in known) or factor <= 0:
+        raise ValueError(f"a number that cannot be drawn: {short(known)}")
+    return Try(
+        **names,
+        factor=factor,
+        minutes=minutes,
+        score=float(score) if score else None,
+        chosen=row["chosen"] == "True",
+    )
 
 
 def _read_results(folder: Path, problems: list[str]) -> dict[str, EvaluationResult]:

@@ -31,6 +31,8 @@ OF_ORACLE = (
     " Of the oracle: successes in percent of those of the oracle planner, which searches in the environment, "
     "over the episodes that it ran."
 )
+TIMED = " Training: minutes of a run's steps, without validations; the devices are in the settings below."
+OPTIONAL = {"Of the oracle, %": ("of_oracle_percent", 0), "Training, min": ("training_minutes", 1)}  # columns
 PARTS = {"heldout": "held-out episodes", "all": "all episodes"}
 Policy = tuple[str, str, float, list[PolicyResult]]  # label, colour, alpha, results
 
@@ -50,7 +52,11 @@ def main_section(study: Study) -> Section:
                 panels.append(Panel(title, partial(_draw, policies=policies), bars_height(2 * len(policies)) + 0.3))
             shares = _shares(study.of_task(task), condition)
             where = condition_text(study, task, condition)
-            records = [success_row(label, where, r, shares.get(label, ())) for label, _, _, r in policies]
+            minutes = {g.label: _minutes(g.runs) for g in study.of_task(task)}
+            records = [
+                {**success_row(label, where, r, shares.get(label, ())), "training_minutes": minutes.get(label)}
+                for label, _, _, r in policies
+            ]
             for column, key in (
                 ("Success, %", "success"),
                 ("ID half, %", "success_id"),
@@ -161,16 +167,23 @@ def _cells(record: dict[str, Any]) -> list[str]:
         record["std_over"] or "one seed",
         str(record["episodes"]),
         f"{record['solved_at_start_percent']:.1f}",
-        "–" if record["of_oracle_percent"] is None else f"{record['of_oracle_percent']:.0f}",
+        *("–" if record[key] is None else f"{record[key]:.{digits}f}" for key, digits in OPTIONAL.values()),
     ]
+
+
+def _minutes(runs: Sequence[Run]) -> float | None:
+    """The mean over runs."""
+    known = [run.training_minutes for run in runs]
+    return round(sum(each) / len(each), 2) if (each := [m for m in known if m is not None]) else None
 
 
 def _table(rows: list[list[str]], data: list[dict[str, Any]], best: set[tuple[int, str]]) -> Table:
     header = ["Task", "Condition", "Policy", "Success, %", "ID half, %", "OOD half, %", "± over", "Episodes"]
-    header += ["Solved at start, %", "Of the oracle, %"]
-    compared = any(record["of_oracle_percent"] is not None for record in data)
-    if not compared:
-        header, rows = header[:-1], [row[:-1] for row in rows]
+    header += ["Solved at start, %", *OPTIONAL]
+    shown = [any(record[key] is not None for record in data) for key, _ in OPTIONAL.values()]
+    columns = [True] * (len(header) - len(shown)) + shown
+    header, *rows = ([cell for cell, show in zip(r, columns, strict=True) if show] for r in (header, *rows))
+    compared, timed = shown
     return Table(
         "success",
         "Success in percent",
@@ -179,7 +192,7 @@ def _table(rows: list[list[str]], data: list[dict[str, Any]], best: set[tuple[in
         data,
         "Mean ± standard deviation; the highest mean of each condition is bold. "
         "Solved at start: episodes whose first state already counts as success. The success rates include them "
-        "unless the condition says otherwise." + OF_ORACLE * compared,
+        "unless the condition says otherwise." + OF_ORACLE * compared + TIMED * timed,
         best=best,
     ).without_constant("Task", "± over")
 
