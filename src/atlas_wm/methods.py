@@ -18,6 +18,9 @@ from atlas_wm.config import (
 from atlas_wm.errors import UserError, unknown
 from atlas_wm.plugins import import_named
 
+# Terms that hold the latents apart, or near a distribution: what a study tunes unless a method names its own.
+REGULARISERS = ("wemreg", "sigreg", "std", "std_t", "cov", "cov_t", "temporal")
+
 
 @dataclass(frozen=True)
 class Method:
@@ -31,6 +34,13 @@ class Method:
     train: TrainConfig = field(default_factory=TrainConfig)
     plan: PlanConfig = field(default_factory=PlanConfig)
     source: str = ""
+    regulariser: tuple[str, ...] = ()
+    """Terms whose weights a study tunes, by one factor; own ones as module:name. Default: all of REGULARISERS."""
+
+    def regulariser_of(self, objective: ObjectiveConfig) -> dict[str, float]:
+        """Those terms, with their weights in an objective, which a recipe may have changed."""
+        names = self.regulariser or REGULARISERS
+        return {name: weight for name, weight in objective.weights.items() if name in names}
 
     @property
     def run_config(self) -> RunConfig:

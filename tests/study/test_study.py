@@ -4,9 +4,9 @@ import csv
 import re
 import time
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
+from pretend import Job, Pretend, run
 
 from atlas_wm.cli.app import main
 from atlas_wm.cli.demo_job import Inline
@@ -32,54 +32,6 @@ offset = 25
 seeds = [1, 2]
 flags = ["--cost", "nearest"]
 """
-
-
-class Job:
-    def __init__(self, works: bool):
-        self.works, self.stopped = works, False
-
-    def finished(self):
-        return True
-
-    def succeeded(self):
-        return self.works
-
-    def stop(self):
-        self.stopped = True
-
-
-class Pretend:
-    """Writes what units make, at once; units whose name contains ``fails`` fail as often as it says."""
-
-    def __init__(self, **fails: int):
-        self.fails, self.commands, self.most = {k.replace("_", " "): n for k, n in fails.items()}, [], 2
-
-    def room(self):
-        return self.most
-
-    def start(self, units):
-        jobs = []
-        for unit in units:
-            self.commands.append((unit.name, unit.command))
-            failing = next((name for name, n in self.fails.items() if name in unit.name and n > 0), None)
-            if failing:
-                self.fails[failing] -= 1
-            else:
-                unit.makes.parent.mkdir(parents=True, exist_ok=True)
-                unit.makes.touch()
-            jobs.append(Job(failing is None))
-        return jobs
-
-    @property
-    def names(self):
-        return [name for name, _ in self.commands]
-
-
-def run(study: Study, out: Path, **fails: int) -> tuple[Pretend, dict[str, str]]:
-    records, pretend = Records(out), Pretend(**fails)
-    progress = progress_of(units_of(study, out).values(), records)
-    run_units(progress, records, pretend)
-    return pretend, {name: p.state for name, p in progress.items()}
 
 
 def test_a_file_says_what_a_study_compares(tmp_path):

@@ -21,6 +21,7 @@ from atlas_wm.study.units import Unit, run_folders, units_of
 
 DOES = {
     "collect": "collecting demonstrations (states and actions; frames are drawn from states)",
+    "try": "training {run} to choose a weight",
     "train": "training {run}",
     "eval": "planning held-out episodes with {run}",
     "diagnose": "diagnosing: when can these models be trusted?",

@@ -6,6 +6,7 @@ import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -40,10 +41,10 @@ def study(
 ) -> None:
     """Collect, train, evaluate, diagnose and report every task × method × recipe × training seed of a study.
 
-    A study is demo, ablation, paper, speedrun, or a TOML file (docs/guides/study.md). Each unit of it is a command
-    that you could type. Finished units are not run again: call it again after an interruption or a change, and only
-    what is missing or depends on the change runs. A failed unit is tried once more, from its checkpoint; the others
-    go on.
+    A study is demo, ablation, paper, fair, speedrun, or a TOML file (docs/guides/study.md). Each unit of it is a
+    command that you could type. Finished units are not run again: call it again after an interruption or a change,
+    and only what is missing or depends on the change runs. A failed unit is tried once more, from its checkpoint;
+    the others go on.
 
         atlas study ablation --tasks tworoom --seeds 3 --dry-run
         atlas study ablation --tasks tworoom --seeds 3
@@ -54,7 +55,8 @@ def study(
         out: Folder for datasets, runs, logs (OUT/units) and the report (OUT/report).
         tasks: Only these tasks.
         methods: Only these methods.
-        recipes: Only these recipes.
+        recipes: Only these recipes. RECIPE+tuned: with the weight of each method's regulariser that has the best
+            planning score among the study's tries, on episodes that are never evaluated.
         seeds: Number of training seeds.
         dry_run: Print the commands, why they run, and estimates of time and disk; run nothing.
         per_gpu: Runs at once on each GPU; small models do not fill one. Without a GPU, runs at once.
@@ -62,25 +64,27 @@ def study(
             qos, time (minutes), gpus_per_node, cpus_per_task, mem, constraint.
     """
     from atlas_wm.study.records import Records
-    from atlas_wm.study.schedule import progress_of, run_units
+    from atlas_wm.study.schedule import run_units
     from atlas_wm.study.study import changed, read_study
-    from atlas_wm.study.units import units_of
+    from atlas_wm.study.tries import after_tries, start
 
     if per_gpu < 1:
         raise UserError("--per-gpu must be at least 1")
     described = changed(read_study(study), tasks=tasks, methods=methods, recipes=recipes, seeds=seeds)
     out = out or Path("runs") / Path(study).stem
     records = Records(out)
-    progress = progress_of(units_of(described, out).values(), records)
+    progress = start(described, out, records)
     console = Console()
     if dry_run:
         print_plan(console, described, progress)
         return
     todo = [p for p in progress.values() if p.state != "done"]
     console.print(f"{len(progress) - len(todo)} of {len(progress)} units are done; logs in {records.folder}")
+    renewed = partial(after_tries, described, out, progress)
     if todo:
+        renewed()
         with Shown(console, progress, records) as shown:
-            run_units(progress, records, make_launcher(records, slurm, per_gpu), shown.update)
+            run_units(progress, records, make_launcher(records, slurm, per_gpu), shown.update, renewed)
     summarise(console, described, out, progress, records)
 
 
@@ -195,6 +199,7 @@ def summarise(
 ) -> None:
     from atlas_wm.report.table import print_results
     from atlas_wm.runs.results import read_results
+    from atlas_wm.study.tries import last_score, read_tries
     from atlas_wm.study.units import run_folders
 
     rows: list[dict[str, object]] = []
@@ -207,14 +212,19 @@ def summarise(
                 mine = [r for r in read_results(out / folder).values() if not r.variation]
                 results += mine
                 cost = {f"{kind}_minutes": _minutes(progress, kind, run) for kind in ("train", "eval")}
+                score = last_score(out / folder)
                 for r in mine:
                     rows.append(asdict(run) | {"offset": r.protocol.offset, "budget": r.protocol.budget})
                     rows[-1] |= {"cost": r.plan.cost, "start": r.plan.start, "success": r.model.success_mean}
                     rows[-1] |= {"id": r.model.success_id_mean, "ood": r.model.success_ood_mean}
-                    rows[-1] |= {"without_solved": r.model.success_without_solved, **cost}
+                    rows[-1] |= {"without_solved": r.model.success_without_solved, **cost, "score": score}
             if results:
                 console.print(f"\n[bold]{task}, recipe {recipe}[/]")
                 print_results(results)
+    for one in read_tries(study, progress):
+        if one.chosen:
+            text = "{task} {method} {recipe}: {weights} ({factor:g} times the recipe's; planning score {score:.3f})"
+            console.print(text.format(**one.row), highlight=False)
     if rows:
         with (out / "study.csv").open("w", newline="") as file:
             writer = csv.DictWriter(file, list(rows[0]))

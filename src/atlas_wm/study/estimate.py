@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from atlas_wm.recipes import recipe_config
 from atlas_wm.study.schedule import Progress
-from atlas_wm.study.study import Study
+from atlas_wm.study.study import Study, base
 from atlas_wm.study.units import Unit
 
 ROWS = {"tworoom": 62, "pusht": 190, "cube": 201}  # per episode
@@ -35,18 +35,18 @@ def estimate(unit: Unit, study: Study, known: Collection[Progress], cores: int, 
         rows = study.dataset(task).episodes * ROWS.get(task, 0)
         size = rows * BYTES.get(task, 0)
         guess = rows / (ROWS_PER_SECOND[task] * min(cores, 6 if task == "cube" else cores)) if rows else None
-    elif unit.kind == "train" and unit.run is not None:
-        config = recipe_config(unit.run.recipe, unit.run.method, unit.run.task).train
-        steps = study.settings.get("train.steps", config.steps)
+    elif unit.kind in ("try", "train") and unit.run is not None:
+        recipe = base(unit.run.recipe)
+        config = recipe_config(recipe, unit.run.method, unit.run.task).train
+        settings = study.settings | (study.try_settings if unit.kind == "try" else {})
+        steps = settings.get("train.steps", config.steps)
         if steps is None and unit.run.task in ROWS and study.dataset(unit.run.task).path is None:
             rows = study.dataset(unit.run.task).episodes * ROWS[unit.run.task]
-            steps = int(study.settings.get("train.epochs", config.epochs)) * rows // config.batch
+            steps = int(settings.get("train.epochs", config.epochs)) * rows // config.batch
         rates = STEPS_PER_SECOND if gpu else {"demo": DEMO_STEPS_PER_SECOND}
-        guess = (
-            None if steps is None or unit.run.recipe not in rates else float(steps) / rates[unit.run.recipe] + 30
-        )
-        size = RUN_BYTES.get(unit.run.recipe, 0)
-    elif unit.kind == "eval" and unit.run is not None and (gpu or unit.run.recipe == "demo"):
+        guess = None if steps is None or recipe not in rates else float(steps) / rates[recipe] + 30
+        size = RUN_BYTES.get(recipe, 0)
+    elif unit.kind == "eval" and unit.run is not None and (gpu or base(unit.run.recipe) == "demo"):
         episodes = int(_flag(unit, "--episodes")) * len(_flag(unit, "--seeds").split(","))
         guess = episodes / EPISODES_PER_SECOND[gpu] + 15
     else:
@@ -56,7 +56,7 @@ def estimate(unit: Unit, study: Study, known: Collection[Progress], cores: int, 
 
 def _alike(one: Unit, other: Unit) -> bool:
     def what(unit: Unit) -> tuple[str, ...]:
-        return (unit.kind, unit.run.task, unit.run.recipe) if unit.run else (unit.kind, *unit.command[1:2])
+        return (unit.kind, unit.run.task, base(unit.run.recipe)) if unit.run else (unit.kind, *unit.command[1:2])
 
     return what(one) == what(other)
 

@@ -58,8 +58,8 @@ class Records:
     def clear(self, unit: Unit) -> None:
         """Remove the result of other settings. An interrupted unit keeps what it has: its command resumes."""
         record = self.read(unit)
-        if record is None or record.key == unit.key or unit.kind not in ("collect", "train"):
+        if record is None or record.key == unit.key or unit.kind not in ("collect", "try", "train"):
             return
-        result = unit.makes.parent if unit.kind == "train" else unit.makes
+        result = unit.makes if unit.kind == "collect" else unit.makes.parent
         for path in (result, *result.parent.glob(f"{result.name}.*")):
             shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)

@@ -61,12 +61,20 @@ def run_units(
     records: Records,
     launcher: Launcher,
     on_change: Callable[[], None] = lambda: None,
+    on_tries: Callable[[], Mapping[str, Unit]] | None = None,
 ) -> None:
-    """Until every unit is done, failed, or blocked by one that failed."""
+    """Until every unit is done, failed, or blocked by one that failed.
+
+    ``on_tries``: called when tries are over → the units with the weights that are known now.
+    """
     try:
+        tries_over = _tries_over(all_progress)
         while any(p.state in ("waiting", "running") for p in all_progress.values()):
             changed = _collect_finished(all_progress, records)
             changed |= _block(all_progress)
+            if on_tries is not None and _tries_over(all_progress) > tries_over:
+                tries_over = _tries_over(all_progress)
+                _renew(all_progress, on_tries(), records)
             ready = [p for p in all_progress.values() if p.state == "waiting" and _is_ready(p, all_progress)]
             ready = ready[: launcher.room()]
             if ready:
@@ -81,11 +89,33 @@ def run_units(
         raise
 
 
+def _tries_over(all_progress: Mapping[str, Progress]) -> int:
+    return sum(p.unit.kind == "try" and p.state in OVER for p in all_progress.values())
+
+
+def _renew(all_progress: Mapping[str, Progress], units: Mapping[str, Unit], records: Records) -> None:
+    """Give waiting units their new commands. One that was run with the same before is done."""
+    for progress in all_progress.values():
+        unit = units[progress.unit.name]
+        if progress.state != "waiting" or unit == progress.unit:
+            continue
+        progress.unit, record = unit, records.read(unit)
+        if record is not None and records.is_done(unit) and _is_ready(progress, all_progress):
+            progress.state, progress.seconds = "done", record.seconds
+
+
+def _needed(progress: Progress, all_progress: Mapping[str, Progress]) -> tuple[list[State], list[State]]:
+    """The states of what has to be done, and of what has to be over with at least one done."""
+    needs = [all_progress[need] for need in progress.unit.needs]
+    gathered = [progress.unit.kind in GATHER or need.unit.kind == "try" for need in needs]
+    each = [need.state for need, any_of in zip(needs, gathered, strict=True) if not any_of]
+    return each, [need.state for need, any_of in zip(needs, gathered, strict=True) if any_of]
+
+
 def _is_ready(progress: Progress, all_progress: Mapping[str, Progress]) -> bool:
-    states = [all_progress[need].state for need in progress.unit.needs]
-    if progress.unit.kind in GATHER and "done" in states:
-        return all(state in OVER for state in states)
-    return all(state == "done" for state in states)
+    each, gathered = _needed(progress, all_progress)
+    enough = not gathered or ("done" in gathered and all(state in OVER for state in gathered))
+    return enough and all(state == "done" for state in each)
 
 
 def _start(
@@ -125,12 +155,11 @@ def _collect_finished(all_progress: dict[str, Progress], records: Records) -> bo
 
 
 def _block(all_progress: dict[str, Progress]) -> bool:
-    """A unit whose need failed cannot run."""
+    """A unit whose need failed cannot run. Tries that failed only are not chosen."""
     changed = False
     for progress in all_progress.values():
-        states = [all_progress[need].state for need in progress.unit.needs]
-        if progress.state != "waiting" or not {"failed", "blocked"} & set(states):
-            continue
-        if progress.unit.kind not in GATHER or ("done" not in states and all(state in OVER for state in states)):
+        each, gathered = _needed(progress, all_progress)
+        none = bool(gathered) and "done" not in gathered and all(state in OVER for state in gathered)
+        if progress.state == "waiting" and (none or {"failed", "blocked"} & set(each)):
             progress.state, changed = "blocked", True
     return changed

@@ -2,6 +2,7 @@
 
 import tomllib
 from dataclasses import dataclass, field, replace
+from itertools import product
 from pathlib import Path
 from typing import Any, Literal
 
@@ -11,6 +12,7 @@ from atlas_wm.recipes import recipe_config
 from atlas_wm.settings import Options, check_types, from_dict, require
 
 FIRST_SEED = 3072  # of training, as in LeWM
+TUNED = "+tuned"  # after the name of a recipe: with the regulariser's weight that its tries chose
 MOST_RUNS = 10_000
 
 
@@ -24,10 +26,17 @@ class Dataset:
     demonstrator: tuple[str, ...] = ()
     """NAME=VALUE, as `atlas collect --demonstrator` takes them."""
     format: Literal["lance", "h5"] = "lance"
+    try_path: str | None = None
+    """With ``path``, for recipes that are tuned: another dataset, which only the tries use."""
 
     def __post_init__(self) -> None:
         check_types("", self)
         require(self.episodes >= 1, "episodes must be at least 1")
+        require(self.try_path is None or self.path is not None, "try_path needs path: both exist, or neither")
+        require(
+            self.try_path is None or Path(self.try_path).resolve() != Path(self.path or "").resolve(),
+            f"try_path must not be path, {self.path}: tries would choose on episodes that are evaluated",
+        )
 
 
 @dataclass(frozen=True)
@@ -53,10 +62,15 @@ class Study:
     tasks: tuple[str, ...] = ("tworoom",)
     methods: tuple[str, ...] = ("atlas", "lewm")
     recipes: tuple[str, ...] = ("paper",)
+    """`small`, or `small+tuned`: with the weight of the method's regulariser that has the best planning score."""
     seeds: int = 1
     """Number of training seeds."""
     settings: Options = field(default_factory=dict)
     """Flags of `atlas train` for all runs: {"train.steps": 2000}."""
+    tries: tuple[float, ...] = (0.03, 0.1, 0.3, 1.0, 3.0)
+    """For recipes that are tuned: factors of the recipe's weight, the same for every method."""
+    try_settings: Options = field(default_factory=dict)
+    """Flags of `atlas train` for the tries, after ``settings``."""
     datasets: dict[str, Dataset] = field(default_factory=dict)
     """By task."""
     evaluations: tuple[Evaluation, ...] = (Evaluation(25), Evaluation(50))
@@ -78,13 +92,28 @@ class Study:
         require(count <= MOST_RUNS, f"a study has at most {MOST_RUNS:,} runs, not {count:,}")
         for method in self.methods:
             get_method(method)
-            for recipe in self.recipes:
-                for task in self.tasks:
-                    recipe_config(recipe, method, task)
+            for recipe, task in product(self.recipes, self.tasks):
+                self._check(recipe, method, task)
+        require(all(factor > 0 for factor in self.tries), "tries are factors above 0")
+        require(len(set(self.tries)) == len(self.tries) > 0, "tries must be one or more different factors")
         for task in self.datasets:
             require(
                 task in self.tasks, f"datasets names {task}, which is none of the tasks {', '.join(self.tasks)}"
             )
+
+    def _check(self, recipe: str, method: str, task: str) -> None:
+        objective = recipe_config(base(recipe), method, task).objective
+        if recipe == base(recipe):
+            return
+        require(
+            bool(get_method(method).regulariser_of(objective)),
+            f"{method} has no regulariser to tune: leave it or {recipe} out, or name terms in Method.regulariser",
+        )
+        dataset = self.dataset(task)
+        require(
+            dataset.path is None or dataset.try_path is not None,
+            f"{recipe} needs another dataset for the tries: name it as try_path beside path = {dataset.path!r}",
+        )
 
     @property
     def training_seeds(self) -> range:
@@ -92,6 +121,16 @@ class Study:
 
     def dataset(self, task: str) -> Dataset:
         return self.datasets.get(task, DATASETS.get(task, Dataset()))
+
+
+def base(recipe: str) -> str:
+    """The recipe that is tuned, or the recipe itself."""
+    return recipe.removesuffix(TUNED)
+
+
+def file_name(text: str) -> str:
+    """``module:Class`` without its module."""
+    return text.rpartition(":")[-1]
 
 
 DATASETS = {  # where a study says nothing
@@ -113,6 +152,14 @@ STUDIES = {
     ),
     "ablation": Study(methods=ARMS, recipes=("paper",)),
     "paper": Study(("tworoom", "pusht", "cube"), (*ARMS, "pldm", "fast-wm"), seeds=3, part="all"),
+    "fair": Study(  # the paper's weights beside those that five tries chose for each method
+        ("tworoom", "pusht", "cube"),
+        ("atlas", "wemreg", "lewm+ood", "lewm", "pldm", "fast-wm"),
+        ("paper", "paper+tuned"),
+        seeds=3,
+        try_settings={"train.steps": 2000},
+        diagnostics=(),
+    ),
     "speedrun": Study(  # the least time from nothing to a model that plans
         methods=("atlas",),
         recipes=("demo",),

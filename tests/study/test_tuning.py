@@ -1,0 +1,164 @@
+"""A tuned recipe gets the weight whose try has the best planning score, with as many tries for every method and on
+episodes that no evaluation sees."""
+
+import csv
+import re
+from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+from pretend import Pretend, run
+
+from atlas_wm.cli.app import main
+from atlas_wm.config import ObjectiveConfig
+from atlas_wm.errors import UserError
+from atlas_wm.methods import METHODS, Method
+from atlas_wm.study.study import STUDIES, Dataset, Evaluation, Study
+from atlas_wm.study.tuning import Tuned, weight_settings, weights
+from atlas_wm.study.units import units_of
+
+STUDY = Study(
+    methods=("atlas", "lewm"),
+    recipes=("paper", "paper+tuned"),
+    seeds=2,
+    tries=(0.1, 1.0, 10.0),
+    try_settings={"train.steps": 7},
+    evaluations=(Evaluation(50),),
+)
+
+
+def flags(command) -> dict[str, str]:
+    return dict(pairwise(command))
+
+
+def test_every_method_has_as_many_tries_and_the_best_one_gives_the_weight_of_its_runs(tmp_path):
+    pretend, states = run(STUDY, tmp_path)
+    assert set(states.values()) == {"done"}
+    commands = dict(pretend.commands)
+    for method, weight, chosen in (("atlas", "wemreg", "0.3"), ("lewm", "sigreg", "0.09")):  # 0.25 is the best
+        tried = [flags(commands[f"try tworoom-{method}-paper-{factor}"]) for factor in ("0.1", "1", "10")]
+        assert [float(t[f"--objective.{weight}"]) for t in tried] == pytest.approx(
+            [factor * getattr(METHODS[method].objective, weight) for factor in STUDY.tries]
+        )
+        assert {t["--train.steps"] for t in tried} == {"7"}
+        for seed in ("3072", "3073"):
+            tuned, paper = (flags(commands[f"train {method}-{r}-{seed}"]) for r in ("paper+tuned", "paper"))
+            assert (tuned["--objective." + weight], tuned["--recipe"]) == (chosen, "paper")
+            assert not any(name.startswith("--objective") for name in paper) and "--train.steps" not in tuned
+    rows = list(csv.DictReader((tmp_path / "tuning.csv").open()))
+    assert [(r["method"], r["factor"], r["weights"]) for r in rows if r["chosen"] == "True"] == [
+        ("atlas", "0.1", "wemreg 0.3"),
+        ("lewm", "1.0", "sigreg 0.09"),
+    ]
+    assert [len([r for r in rows if r["method"] == m]) for m in STUDY.methods] == [3, 3]
+
+
+def test_tries_and_evaluated_runs_have_different_data_and_evaluated_episodes_are_held_out(tmp_path):
+    units = units_of(STUDY, tmp_path)
+    data = {
+        kind: {flags(u.command)["--data"] for u in units.values() if u.kind == kind} for kind in ("try", "train")
+    }
+    assert len(data["try"]) == len(data["train"]) == 1 and not data["try"] & data["train"]
+    seeds = {u.command[u.command.index("--out") + 1]: flags(u.command).get("--seed") for u in units.values()
+             if u.kind == "collect"}  # fmt: skip
+    assert seeds == {min(data["train"]): None, min(data["try"]): "1"}
+    for unit in units.values():  # the paper's split by clips holds no episode out
+        assert unit.kind not in ("try", "train") or flags(unit.command)["--train.split"] == "episodes"
+    every = units_of(replace(STUDY, part="all", recipes=("paper",)), tmp_path)
+    assert "--train.split" not in every["train atlas-3072"].command
+
+
+def test_the_regulariser_is_a_property_of_the_method():
+    one = Tuned("tworoom", "pldm", "paper+tuned")
+    study = replace(STUDY, methods=("pldm",))
+    assert weights(study, one, 0.5) == {"std": 9.0, "std_t": 0.35, "cov": 6.0, "temporal": 0.1}
+    assert weight_settings(study, one, 0.5)["objective.std-t"] == "0.35"
+    given = replace(study, settings={"objective.std": 2})
+    assert weights(given, one, 0.5)["std"] == 1.0
+    for method in STUDIES["fair"].methods:
+        assert weights(STUDIES["fair"], Tuned("tworoom", method, "paper+tuned"))
+    mine = Method("", ObjectiveConfig(sigreg=0.1, extra={"my:term": 2.0}), regulariser=("my:term",))
+    assert mine.regulariser_of(mine.objective) == {"my:term": 2.0}
+
+
+def test_a_changed_try_redoes_what_depends_on_it(tmp_path):
+    run(STUDY, tmp_path)
+    assert run(STUDY, tmp_path)[0].names == []
+    more = replace(STUDY, tries=(0.1, 1.0, 10.0, 100.0))  # which is worse: no run changes
+    names = run(more, tmp_path)[0].names
+    assert names == ["try tworoom-atlas-paper-100", "try tworoom-lewm-paper-100", "report"]
+    better = replace(STUDY, tries=(0.1, 1.0, 10.0, 3.0))  # of LeWM: 0.27
+    names = run(better, tmp_path)[0].names
+    assert {n for n in names if n.startswith("train")} == {
+        "train lewm-paper+tuned-3072",
+        "train lewm-paper+tuned-3073",
+    }
+    assert {n.partition(" ")[2] for n in names if n.startswith("eval")} == {
+        "lewm-paper+tuned-3072 50",
+        "lewm-paper+tuned-3073 50",
+    }
+    assert run(replace(better, try_settings={"train.steps": 8}), tmp_path)[0].names == [
+        *(f"try tworoom-{m}-paper-{f}" for m in ("atlas", "lewm") for f in ("0.1", "1", "10", "3")),
+        "report",
+    ]
+
+
+def test_a_failed_try_is_not_chosen_and_is_tried_again(tmp_path):
+    pretend, states = run(STUDY, tmp_path, **{"try tworoom-atlas-paper-0.1": 2})
+    assert [n for n, s in states.items() if s != "done"] == ["try tworoom-atlas-paper-0.1"]
+    tuned = flags(dict(pretend.commands)["train atlas-paper+tuned-3072"])
+    assert tuned["--objective.wemreg"] == "3"  # the next best
+    again, states = run(STUDY, tmp_path, **{"try tworoom-atlas-paper-0.1": 2})
+    assert again.names == ["try tworoom-atlas-paper-0.1"] * 2
+    later, states = run(STUDY, tmp_path)
+    assert set(states.values()) == {"done"} and "train atlas-paper+tuned-3072" in later.names
+    assert not any("lewm" in name for name in later.names)
+
+
+def test_without_a_try_the_tuned_runs_are_blocked_and_the_others_go_on(tmp_path):
+    _, states = run(replace(STUDY, seeds=1), tmp_path, **{"try tworoom-atlas": 6})
+    assert {n for n, s in states.items() if s == "blocked"} == {
+        "train atlas-paper+tuned",
+        "eval atlas-paper+tuned 50",
+    }
+    assert states["report"] == states["train lewm-paper+tuned"] == states["train atlas-paper"] == "done"
+
+
+def test_tries_without_a_planning_score_are_an_error(tmp_path):
+    class NoScore(Pretend):
+        def score(self, unit):
+            return "nan"
+
+    with pytest.raises(UserError, match="no try of atlas on tworoom has a planning score"):
+        run(STUDY, tmp_path, NoScore())
+
+
+@pytest.mark.parametrize(
+    ("changes", "what"),
+    [
+        ({"tries": (0.1, 0.1)}, "different factors"),
+        ({"tries": (-1.0,)}, "above 0"),
+        ({"methods": ("dino-wm",)}, "dino-wm has no regulariser to tune"),
+        ({"datasets": {"tworoom": Dataset(path="a.h5")}}, r"paper\+tuned needs another dataset.*try_path"),
+        ({"recipes": ("papre+tuned",)}, "unknown recipe 'papre'"),
+    ],
+)
+def test_what_cannot_be_tuned_is_refused(changes, what):
+    with pytest.raises(UserError, match=what):
+        replace(STUDY, **changes)
+
+
+def test_tries_may_not_use_the_evaluated_dataset():
+    with pytest.raises(UserError, match="try_path must not be path"):
+        Dataset(path="data/a.h5", try_path="data/../data/a.h5")
+    mine = replace(STUDY, datasets={"tworoom": Dataset(path="a.h5", try_path="b.h5")})
+    data = {(u.kind, flags(u.command).get("--data")) for u in units_of(mine, Path("out")).values()}
+    assert {("try", "b.h5"), ("train", "a.h5")} <= data and not any(kind == "collect" for kind, _ in data)
+
+
+def test_dry_run_shows_tries_and_what_they_decide(tmp_path, capsys):
+    main(["study", "fair", "--tasks", "tworoom", "--seeds", "1", "--out", str(tmp_path / "out"), "--dry-run"])
+    printed = " ".join(capsys.readouterr().out.split())
+    assert len(re.findall(r"run try ", printed)) == 30 and "--objective.wemreg CHOSEN" in printed
+    assert not (tmp_path / "out").exists()
