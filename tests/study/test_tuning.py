@@ -7,14 +7,21 @@ from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 
+import h5py
+import numpy as np
 import pytest
 from pretend import Pretend, run
 
 from atlas_wm.cli.app import main
+from atlas_wm.cli.demo_job import Inline
 from atlas_wm.config import ObjectiveConfig
+from atlas_wm.data.clips import held_out_of
 from atlas_wm.errors import UserError
 from atlas_wm.methods import METHODS, Method
+from atlas_wm.runs.folder import read_run
+from atlas_wm.runs.results import read_results
 from atlas_wm.study.study import STUDIES, Dataset, Evaluation, Study
+from atlas_wm.study.tries import last_score
 from atlas_wm.study.tuning import Tuned, weight_settings, weights
 from atlas_wm.study.units import units_of
 
@@ -162,3 +169,38 @@ def test_dry_run_shows_tries_and_what_they_decide(tmp_path, capsys):
     printed = " ".join(capsys.readouterr().out.split())
     assert len(re.findall(r"run try ", printed)) == 30 and "--objective.wemreg CHOSEN" in printed
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("in_this_process")
+def test_no_evaluated_episode_is_one_of_the_tries(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr("atlas_wm.cli.study.make_launcher", lambda records, *_: Inline(records, print))
+    (tmp_path / "mine.toml").write_text(
+        "methods = ['lewm']\nrecipes = ['demo+tuned']\ndiagnostics = []\ntries = [0.5, 2]\n"
+        "settings = {'train.steps' = 4, 'train.batch' = 8, 'train.validate-every' = 4}\n"
+        "[datasets.tworoom]\nepisodes = 12\npixels = false\nformat = 'h5'\n"
+        "[[evaluations]]\noffset = 25\nepisodes = 2\nseeds = [42]\n"
+        "flags = ['--candidates', '8', '--elites', '3', '--films', '0', '--workers', '1', '--policy', 'model']\n"
+    )
+    out = tmp_path / "out"
+    main(["study", str(tmp_path / "mine.toml"), "--out", str(out)])
+    (chosen,) = [row for row in csv.DictReader((out / "tuning.csv").open()) if row["chosen"] == "True"]
+    printed = capsys.readouterr().out
+    assert f"tworoom lewm demo+tuned: {chosen['weights']} ({float(chosen['factor']):g} times" in printed
+    info = read_run(out / "lewm")[0]
+    assert f"sigreg {info.config.objective.sigreg:g}" == chosen["weights"]
+    (row,) = csv.DictReader((out / "study.csv").open())
+    assert float(row["score"]) == last_score(out / "lewm")
+
+    def episodes(name: str) -> list[bytes]:
+        with h5py.File(out / name) as file:
+            starts, lengths = file["ep_offset"][:], file["ep_len"][:]
+            return [file["action"][s : s + n].tobytes() for s, n in zip(starts, lengths, strict=True)]
+
+    (result,) = read_results(out / "lewm").values()
+    evaluated = {e.episode for mine in result.model.episodes.values() for e in mine}
+    assert evaluated <= set(np.flatnonzero(held_out_of(info, 12)).tolist())
+    mine, tried = episodes("tworoom.h5"), episodes("tworoom-tries.h5")
+    assert len(tried) == 12 and not {mine[number] for number in evaluated} & set(tried)
+    for factor in ("0.5", "2"):
+        assert read_run(out / "tries" / f"tworoom-lewm-demo-{factor}")[0].data.path.endswith("tworoom-tries.h5")
