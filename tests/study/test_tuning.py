@@ -117,7 +117,7 @@ def test_a_failed_try_is_not_chosen_and_is_tried_again(tmp_path):
     tuned = flags(dict(pretend.commands)["train atlas-paper+tuned-3072"])
     assert tuned["--objective.wemreg"] == "3"  # the next best
     again, states = run(STUDY, tmp_path, **{"try tworoom-atlas-paper-0.1": 2})
-    assert again.names == ["try tworoom-atlas-paper-0.1"] * 2
+    assert again.names == [*["try tworoom-atlas-paper-0.1"] * 2, "report"]
     later, states = run(STUDY, tmp_path)
     assert set(states.values()) == {"done"} and "train atlas-paper+tuned-3072" in later.names
     assert not any("lewm" in name for name in later.names)
@@ -168,6 +168,7 @@ def test_dry_run_shows_tries_and_what_they_decide(tmp_path, capsys):
     main(["study", "fair", "--tasks", "tworoom", "--seeds", "1", "--out", str(tmp_path / "out"), "--dry-run"])
     printed = " ".join(capsys.readouterr().out.split())
     assert len(re.findall(r"run try ", printed)) == 30 and "--objective.wemreg CHOSEN" in printed
+    assert "run train atlas-paper+tuned (its tries choose the weight; " in printed
     assert not (tmp_path / "out").exists()
 
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from atlas_wm.study.records import Records, State
+from atlas_wm.study.tuning import UNKNOWN
 from atlas_wm.study.units import Unit
 
 ATTEMPTS = 2
@@ -53,6 +54,7 @@ def progress_of(units: Collection[Unit], records: Records) -> dict[str, Progress
             progress.state, progress.seconds = "done", record.seconds if record else 0.0
         else:
             progress.why = records.why(unit) if not records.is_done(unit) else "what it needs has to run again"
+            progress.why = "its tries choose the weight" if UNKNOWN in unit.command else progress.why
     return found
 
 
@@ -94,13 +96,15 @@ def _tries_over(all_progress: Mapping[str, Progress]) -> int:
 
 
 def _renew(all_progress: Mapping[str, Progress], units: Mapping[str, Unit], records: Records) -> None:
-    """Give waiting units their new commands. One that was run with the same before is done."""
+    """Give waiting units their new commands. One that was run with the same before is done; the report, which shows
+    the tries, is not."""
     for progress in all_progress.values():
         unit = units[progress.unit.name]
         if progress.state != "waiting" or unit == progress.unit:
             continue
-        progress.unit, record = unit, records.read(unit)
-        if record is not None and records.is_done(unit) and _is_ready(progress, all_progress):
+        progress.unit, progress.why, record = unit, records.why(unit), records.read(unit)
+        same = records.is_done(unit) and unit.kind != "report"
+        if record is not None and same and _is_ready(progress, all_progress):
             progress.state, progress.seconds = "done", record.seconds
 
 
