@@ -129,8 +129,18 @@ def get_recipe(name: str) -> Callable[[str], RunConfig]:
     return RECIPES[name]
 
 
+def untuned(recipe: str) -> str:
+    """The recipe that a study tunes, or the recipe itself."""
+    return recipe.removesuffix("+tuned")
+
+
 def recipe_config(recipe: str, method: str, task: str | None) -> RunConfig:
-    """The settings of a recipe; those of ``tuned`` depend on the task."""
+    """The settings of a recipe; those of ``tuned`` depend on the task.
+
+    ``RECIPE+tuned`` has the settings of RECIPE: a study passes the weights that it chose as flags. The name is that
+    of its runs.
+    """
+    recipe = untuned(recipe)
     if recipe != "tuned":
         if recipe not in RECIPES:
             raise unknown("recipe", recipe, [*RECIPES, "tuned"])

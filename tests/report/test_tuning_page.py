@@ -96,3 +96,13 @@ def test_runs_without_a_speed_or_a_score_have_neither_column_nor_point(tmp_path)
     study = read_study([run])
     assert not score_section(study).blocks
     assert "Training, min" not in only(main_section(study), Table).header
+
+
+def test_a_tuned_recipe_has_a_row_of_its_own_even_with_the_same_weights(tmp_path):
+    runs = [
+        make_run(tmp_path / f"{r}-{s}", "lewm", seed=s, seeds=(42,)) for r in ("paper", "tuned") for s in (1, 2)
+    ]
+    for run in runs[2:]:
+        change(run / "config.json", "recipe", value="paper+tuned")
+    labels = [group.label for group in read_study(runs).groups]
+    assert labels == ["LeWM, paper (2 runs)", "LeWM, paper+tuned (2 runs)"]

@@ -51,7 +51,7 @@ def test_every_method_has_as_many_tries_and_the_best_one_gives_the_weight_of_its
         assert {t["--train.steps"] for t in tried} == {"7"}
         for seed in ("3072", "3073"):
             tuned, paper = (flags(commands[f"train {method}-{r}-{seed}"]) for r in ("paper+tuned", "paper"))
-            assert (tuned["--objective." + weight], tuned["--recipe"]) == (chosen, "paper")
+            assert (tuned["--objective." + weight], tuned["--recipe"]) == (chosen, "paper+tuned")
             assert not any(name.startswith("--objective") for name in paper) and "--train.steps" not in tuned
     rows = list(csv.DictReader((tmp_path / "tuning.csv").open()))
     assert [(r["method"], r["factor"], r["weights"]) for r in rows if r["chosen"] == "True"] == [

@@ -51,7 +51,8 @@ def make_train(default: RunConfig) -> Callable[..., None]:
                 own as module:NAME (docs/guides/own-method.md).
             recipe: paper: the paper's run, 18 M parameters, 224×224 frames, for a GPU. small: 9.3 M parameters,
                 96×96 frames, for a laptop with a GPU. demo: 0.27 M parameters, 32×32 frames, minutes without a GPU.
-                tuned: the run with the best measured success on the task (docs/results.md).
+                tuned: the run with the best measured success on the task (docs/results.md). RECIPE+tuned: RECIPE,
+                for weights that a study chose and passes as flags (docs/guides/study.md).
             data: Dataset.
             out: Run folder to write.
             device: Where to train; auto takes CUDA, then MPS, then the CPU.

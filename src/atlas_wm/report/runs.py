@@ -21,6 +21,7 @@ from atlas_wm.runs.results import FOLDER, EvaluationResult, SelectedEvaluation, 
 
 Json = dict[str, Any]
 MOST_NAMES, MOST_NAME, MOST_NUMBER = 2000, 200, 2.0**64  # names per object, characters per name, magnitude
+MOST_LABEL = 40  # characters of a recipe
 
 
 @dataclass
@@ -122,7 +123,9 @@ class Study:
             variants = [r for r in by_settings.values() if (r[0].method, r[0].task) == (method, task)]
             label = method_name(method)
             if len(variants) > 1:
-                label += f", {runs[0].name}"
+                recipes = [str(r[0].config.get("recipe"))[:MOST_LABEL] for r in variants]
+                distinct = len(set(recipes)) == len(variants)
+                label += f", {recipes[variants.index(runs)] if distinct else runs[0].name}"
             if len(runs) > 1:
                 label += f" ({len(runs)} runs)"
             groups.append(Group(runs, label, colours[method], variants.index(runs)))

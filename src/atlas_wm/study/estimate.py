@@ -4,9 +4,9 @@ from collections.abc import Collection
 from statistics import median
 from typing import NamedTuple
 
-from atlas_wm.recipes import recipe_config
+from atlas_wm.recipes import recipe_config, untuned
 from atlas_wm.study.schedule import Progress
-from atlas_wm.study.study import Study, base
+from atlas_wm.study.study import Study
 from atlas_wm.study.units import Unit
 
 ROWS = {"tworoom": 62, "pusht": 190, "cube": 201}  # per episode
@@ -36,7 +36,7 @@ def estimate(unit: Unit, study: Study, known: Collection[Progress], cores: int, 
         size = rows * BYTES.get(task, 0)
         guess = rows / (ROWS_PER_SECOND[task] * min(cores, 6 if task == "cube" else cores)) if rows else None
     elif unit.kind in ("try", "train") and unit.run is not None:
-        recipe = base(unit.run.recipe)
+        recipe = untuned(unit.run.recipe)
         config = recipe_config(recipe, unit.run.method, unit.run.task).train
         settings = study.settings | (study.try_settings if unit.kind == "try" else {})
         steps = settings.get("train.steps", config.steps)
@@ -46,7 +46,7 @@ def estimate(unit: Unit, study: Study, known: Collection[Progress], cores: int, 
         rates = STEPS_PER_SECOND if gpu else {"demo": DEMO_STEPS_PER_SECOND}
         guess = None if steps is None or recipe not in rates else float(steps) / rates[recipe] + 30
         size = RUN_BYTES.get(recipe, 0)
-    elif unit.kind == "eval" and unit.run is not None and (gpu or base(unit.run.recipe) == "demo"):
+    elif unit.kind == "eval" and unit.run is not None and (gpu or untuned(unit.run.recipe) == "demo"):
         episodes = int(_flag(unit, "--episodes")) * len(_flag(unit, "--seeds").split(","))
         guess = episodes / EPISODES_PER_SECOND[gpu] + 15
     else:
@@ -56,7 +56,7 @@ def estimate(unit: Unit, study: Study, known: Collection[Progress], cores: int, 
 
 def _alike(one: Unit, other: Unit) -> bool:
     def what(unit: Unit) -> tuple[str, ...]:
-        return (unit.kind, unit.run.task, base(unit.run.recipe)) if unit.run else (unit.kind, *unit.command[1:2])
+        return (unit.kind, unit.run.task, untuned(unit.run.recipe)) if unit.run else (unit.kind, *unit.command[1:2])
 
     return what(one) == what(other)
 

@@ -8,11 +8,10 @@ from typing import Any, Literal
 
 from atlas_wm.errors import UserError, reason, unknown
 from atlas_wm.methods import get_method
-from atlas_wm.recipes import recipe_config
+from atlas_wm.recipes import recipe_config, untuned
 from atlas_wm.settings import Options, check_types, from_dict, require
 
 FIRST_SEED = 3072  # of training, as in LeWM
-TUNED = "+tuned"  # after the name of a recipe: with the regulariser's weight that its tries chose
 MOST_RUNS = 10_000
 
 
@@ -102,8 +101,8 @@ class Study:
             )
 
     def _check(self, recipe: str, method: str, task: str) -> None:
-        objective = recipe_config(base(recipe), method, task).objective
-        if recipe == base(recipe):
+        objective = recipe_config(recipe, method, task).objective
+        if recipe == untuned(recipe):
             return
         require(
             bool(get_method(method).regulariser_of(objective)),
@@ -121,11 +120,6 @@ class Study:
 
     def dataset(self, task: str) -> Dataset:
         return self.datasets.get(task, DATASETS.get(task, Dataset()))
-
-
-def base(recipe: str) -> str:
-    """The recipe that is tuned, or the recipe itself."""
-    return recipe.removesuffix(TUNED)
 
 
 def file_name(text: str) -> str:

@@ -4,9 +4,9 @@ from itertools import product
 from typing import NamedTuple
 
 from atlas_wm.methods import get_method
-from atlas_wm.recipes import recipe_config
+from atlas_wm.recipes import recipe_config, untuned
 from atlas_wm.settings import Options
-from atlas_wm.study.study import Study, base, file_name
+from atlas_wm.study.study import Study, file_name
 
 UNKNOWN = "CHOSEN"  # instead of a weight in a command, as long as its tries are not over
 
@@ -19,17 +19,17 @@ class Tuned(NamedTuple):
     recipe: str
 
     def try_name(self, factor: float) -> str:
-        return "-".join((file_name(self.task), file_name(self.method), base(self.recipe), f"{factor:g}"))
+        return "-".join((file_name(self.task), file_name(self.method), untuned(self.recipe), f"{factor:g}"))
 
 
 def all_tuned(study: Study) -> list[Tuned]:
     every = map(Tuned._make, product(study.tasks, study.methods, study.recipes))
-    return [one for one in every if one.recipe != base(one.recipe)]
+    return [one for one in every if one.recipe != untuned(one.recipe)]
 
 
 def weights(study: Study, one: Tuned, factor: float = 1.0) -> dict[str, float]:
     """By term: the factor times the weight of the recipe, or of the study's settings."""
-    objective = recipe_config(base(one.recipe), one.method, one.task).objective
+    objective = recipe_config(one.recipe, one.method, one.task).objective
     terms = get_method(one.method).regulariser_of(objective)
     return {term: factor * float(study.settings.get(_setting(term), weight)) for term, weight in terms.items()}
 

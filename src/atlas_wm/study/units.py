@@ -8,10 +8,10 @@ from itertools import product
 from pathlib import Path
 from typing import Any, Literal
 
-from atlas_wm.recipes import recipe_config
+from atlas_wm.recipes import recipe_config, untuned
 from atlas_wm.runs.folder import WEIGHTS
 from atlas_wm.settings import Options, to_dict
-from atlas_wm.study.study import FIRST_SEED, Dataset, Evaluation, Study, base, file_name
+from atlas_wm.study.study import FIRST_SEED, Dataset, Evaluation, Study, file_name
 from atlas_wm.study.tuning import Tuned, all_tuned, weight_settings
 
 Kind = Literal["collect", "try", "train", "eval", "diagnose", "report"]
@@ -72,13 +72,13 @@ def units_of(study: Study, out: Path, chosen: Mapping[Tuned, float] | None = Non
         if needs and needs[0] not in units:
             command = [*collect_command(one.task, dataset, path), "--seed", str(TRY_DATA_SEED)]
             add(needs[0], "collect", command, path)
-        run = RunName(*one, TRY_SEED)
+        run = RunName(one.task, one.method, untuned(one.recipe), TRY_SEED)
         tries[one] = []
         for factor in study.tries:
             folder = out / "tries" / one.try_name(factor)
             given = study.settings | study.try_settings | weight_settings(study, one, factor)
             command = train_command(run, path, folder, whole_episodes(run, given))
-            facts = {"settings": to_dict(recipe_config(base(run.recipe), run.method, run.task)), "run": run}
+            facts = {"settings": to_dict(recipe_config(run.recipe, run.method, run.task)), "run": run}
             tries[one].append(add(f"try {folder.name}", "try", command, folder / WEIGHTS, needs, **facts))
     for run, folder in runs.items():
         one, given = Tuned(run.task, run.method, run.recipe), study.settings
@@ -88,7 +88,7 @@ def units_of(study: Study, out: Path, chosen: Mapping[Tuned, float] | None = Non
             given = whole_episodes(run, given)
         command = train_command(run, data[run.task], folder, given)
         needs = [*collected.get(run.task, []), *tries.get(one, [])]
-        facts = {"settings": to_dict(recipe_config(base(run.recipe), run.method, run.task)), "run": run}
+        facts = {"settings": to_dict(recipe_config(run.recipe, run.method, run.task)), "run": run}
         add(f"train {folder.name}", "train", command, folder / WEIGHTS, needs, **facts)
     for run, folder in runs.items():
         for evaluation in study.evaluations:
@@ -117,14 +117,14 @@ def collect_command(task: str, dataset: Dataset, path: Path) -> list[str]:
 
 
 def train_command(run: RunName, data: Path, folder: Path, settings: Options) -> list[str]:
-    command = ["train", run.task, "--method", run.method, "--recipe", base(run.recipe), "--data", str(data)]
+    command = ["train", run.task, "--method", run.method, "--recipe", run.recipe, "--data", str(data)]
     command += ["--out", str(folder), "--train.seed", str(run.seed)]
     return command + [part for name, value in settings.items() for part in (f"--{name}", str(value))]
 
 
 def whole_episodes(run: RunName, settings: Options) -> Options:
     """The settings, with a split by episodes where the recipe holds out clips: then every episode is trained on."""
-    split = settings.get("train.split", recipe_config(base(run.recipe), run.method, run.task).train.split)
+    split = settings.get("train.split", recipe_config(run.recipe, run.method, run.task).train.split)
     return settings | {"train.split": "episodes"} if split == "clips" else settings
 
 
