@@ -80,7 +80,7 @@ def test_success_against_the_score_has_a_point_for_every_run(tmp_path):
     table = only(section, Table)
     assert table.rows[0] == ["atlas-1", "0.600", "90.0"] and len(table.rows) == 6
     (drawn,) = only(section, Figure).inline
-    assert "Spearman −1.00, 6 runs" in drawn or "Spearman -1.00, 6 runs" in drawn
+    assert "6 runs, Spearman -1.00" in drawn and "success at offset 50, %" in drawn
     few = only(score_section(read_study(runs[:4])), Figure).inline[0]
     assert "Spearman" not in few and "4 runs" in few
     success = only(main_section(read_study(runs)), Table)

@@ -194,7 +194,7 @@ def _table(rows: list[list[str]], data: list[dict[str, Any]], best: set[tuple[in
         "Solved at start: episodes whose first state already counts as success. The success rates include them "
         "unless the condition says otherwise." + OF_ORACLE * compared + TIMED * timed,
         best=best,
-    ).without_constant("Task", "± over")
+    ).without_constant("Task", "Condition", "± over")
 
 
 def _notices(study: Study) -> list[Notice]:

@@ -1,5 +1,6 @@
 """How weights were chosen: the planning score of every try of a study; and whether that score predicts success."""
 
+import math
 from collections.abc import Sequence
 from functools import partial
 from typing import Any
@@ -12,7 +13,7 @@ from atlas_wm.report.naming import method_colour, method_name, task_name
 from atlas_wm.report.page_table import Table
 from atlas_wm.report.runs import Group, Run, Study, Try
 from atlas_wm.report.section import Notice, Section, per_task
-from atlas_wm.report.style import ALPHAS, MUTED, OTHER_COLOURS, Figure, Panel
+from atlas_wm.report.style import ALPHAS, OTHER_COLOURS, Figure, Panel
 from atlas_wm.report.success import condition_text, primary
 from atlas_wm.report.training import SCORE
 
@@ -92,17 +93,17 @@ def score_section(study: Study) -> Section:
         if condition is None or not found:
             continue
         every = [point for _, points in found for point in points]
-        title = per_task(condition_text(study, task, condition), task, study)
-        panels.append(
-            Panel(title, partial(_draw_points, groups=found, note=_correlation(every)), 2.6 + LINE * len(found))
-        )
-        data += [{"task": task, "condition": condition, "run": name, "score": score, "success_percent": rate}
+        draw = partial(_draw_points, groups=found, condition=condition)
+        panels.append(Panel(per_task(_correlation(every), task, study), draw, 2.6 + LINE * len(found)))
+        where = condition_text(study, task, condition)
+        data += [{"task": task, "condition": where, "run": name, "score": score, "success_percent": rate}
                  for name, score, rate in every]  # fmt: skip
     if panels:
-        rows = [[d["run"], f"{d['score']:.3f}", f"{d['success_percent']:.1f}"] for d in data]
+        rows = [[d["condition"], d["run"], f"{d['score']:.3f}", f"{d['success_percent']:.1f}"] for d in data]
+        header = ["Condition", "Run", "Planning score", "Success, %"]
         section.blocks += [
             Figure("score", "Success against the planning score", panels, captions.SCORE),
-            Table("score", "Every run", ["Run", "Planning score", "Success, %"], rows, data, folded=True),
+            Table("score", "Every run", header, rows, data, folded=True).without_constant("Condition"),
         ]
     return section
 
@@ -114,8 +115,9 @@ def _points(runs: Sequence[Run], condition: str | None) -> list[Point]:
     found = []
     for run in runs:
         success = run.evaluations[condition].result.model.success_mean if condition in run.evaluations else None
-        if SCORE in run.metrics and success is not None:
-            found.append((run.name, run.metrics[SCORE][1][-1], success))
+        score = run.metrics[SCORE][1][-1] if SCORE in run.metrics else math.nan
+        if math.isfinite(score) and success is not None:
+            found.append((run.name, score, success))
     return found
 
 
@@ -123,14 +125,15 @@ def _correlation(points: Sequence[Point]) -> str:
     _, scores, rates = zip(*points, strict=True)
     if len(points) < LEAST_RUNS or len(set(scores)) == 1 or len(set(rates)) == 1:
         return f"{len(points)} runs"
-    return f"Spearman {spearmanr(scores, rates).statistic:.2f}, {len(points)} runs"
+    return f"{len(points)} runs, Spearman {spearmanr(scores, rates).statistic:.2f}"
 
 
-def _draw_points(axes: Axes, groups: Sequence[tuple[Group, list[Point]]], note: str) -> None:
+def _draw_points(axes: Axes, groups: Sequence[tuple[Group, list[Point]]], condition: str) -> None:
     for group, points in groups:
         _, scores, rates = zip(*points, strict=True)
         marker, alpha = "os^"[min(group.variant, 2)], ALPHAS[min(group.variant, 2)]
         axes.plot(scores, rates, marker, color=group.colour, alpha=alpha, ms=6, label=group.label)
-    axes.annotate(note, (0.02, 0.98), xycoords="axes fraction", va="top", fontsize=8, color=MUTED)
-    axes.set(xlabel="planning score at the end of training", ylabel="success, %")
+    results = [run.evaluations[condition].result for run in groups[0][0].runs if condition in run.evaluations]
+    axes.set(xlabel="planning score at the end of training")
+    axes.set(ylabel=f"success at offset {results[0].protocol.offset}, %")
     axes.legend(fontsize=8, **BELOW)
