@@ -1,6 +1,5 @@
 """``atlas bank``"""
 
-from pathlib import Path
 from typing import Annotated
 
 from atlas_wm.cli.arguments import Device, OwnTasks, RunFolder, by_default, import_tasks_of
@@ -9,7 +8,7 @@ from atlas_wm.cli.arguments import Device, OwnTasks, RunFolder, by_default, impo
 def bank(
     run: RunFolder,
     /,
-    data: Annotated[Path | None, by_default("the path stored in the run")] = None,
+    data: Annotated[str | None, by_default("the path stored in the run")] = None,
     frames: bool = False,
     device: Device = "auto",
     task: OwnTasks = (),

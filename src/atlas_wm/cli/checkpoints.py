@@ -13,7 +13,7 @@ def import_checkpoint(
     /,
     task: Annotated[str, arg(help=TASK_HELP)],
     format: Literal["lewm"] = "lewm",
-    data: Annotated[Path | None, by_default("data/TASK.lance")] = None,
+    data: Annotated[str | None, by_default("data/TASK.lance")] = None,
     out: Annotated[Path | None, by_default("runs/TASK-lewm-imported")] = None,
     overwrite: bool = False,
 ) -> None:
@@ -38,7 +38,7 @@ def import_checkpoint(
     from atlas_wm.convert.lewm import import_lewm
 
     out = out or Path(f"runs/{known_task.name}-{format}-imported")
-    data = data or Path(f"data/{known_task.name}.lance")
+    data = data or f"data/{known_task.name}.lance"
     print(import_lewm(path, known_task, data, out, overwrite=overwrite))
 
 

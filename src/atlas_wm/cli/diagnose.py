@@ -22,7 +22,7 @@ def diagnose(
     candidates: int = QuerySettings.candidates,
     offset: int = QuerySettings.offset,
     seed: int = QuerySettings.seed,
-    data: Annotated[Path | None, by_default("the dataset each run was trained on")] = None,
+    data: Annotated[str | None, by_default("the dataset each run was trained on")] = None,
     workers: Annotated[int | None, by_default("one per core", "INT")] = None,
     timeout: float = TIMEOUT,
     device: Device = "auto",

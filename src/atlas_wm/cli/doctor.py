@@ -38,7 +38,7 @@ INSTALL_ENVS = install_command("stable_worldmodel")
 
 
 def doctor(
-    data: Positional[Annotated[Path | None, by_default("check this machine", "DATA")]] = None,
+    data: Positional[Annotated[str | None, by_default("check this machine", "DATA")]] = None,
     /,
     task: DataTask = None,
 ) -> None:
@@ -55,7 +55,7 @@ def doctor(
         atlas doctor my_robot/ --task my_task:MyRobot
 
     Args:
-        data: Dataset to check instead of the machine.
+        data: Dataset to check instead of the machine: a path, or a URL (docs/guides/own-data.md).
         task: Task of the dataset: tworoom, pusht, cube, offline, or your own as module:Class.
     """
     if data is not None:

@@ -24,7 +24,7 @@ def evaluate(
     seeds: str = "42-46",
     part: Literal["all", "heldout"] = "all",
     leave_out_solved: bool = False,
-    data: Annotated[Path | None, by_default("the dataset the run was trained on")] = None,
+    data: Annotated[str | None, by_default("the dataset the run was trained on")] = None,
     policy: tuple[Literal["model", "random", "replay", "oracle"], ...] = ("model", "random", "replay"),
     oracle_episodes: int = 20,
     oracle_candidates: Annotated[int | None, by_default("--candidates, at most 100", "INT")] = None,
@@ -61,7 +61,7 @@ def evaluate(
         seeds: Evaluation seeds: a range such as 42-46, or a list such as 1,2,3.
         part: all: draw from all episodes, as the paper does. heldout: only from episodes that training never saw.
         leave_out_solved: Exclude episodes that are already solved at the start from the success rates.
-        data: Dataset to draw episodes from.
+        data: Dataset to draw episodes from: a path, or a URL (docs/guides/own-data.md).
         policy: What acts, on the same episodes. model: plans of the run's model, always needed. random: uniformly
             random actions. replay: the demonstration's actions. oracle: the planner's search with the environment
             in place of the model and the task's own distance as the cost; it takes minutes to hours.

@@ -1,6 +1,5 @@
 """``atlas head``"""
 
-from pathlib import Path
 from typing import Annotated
 
 from atlas_wm.cli.arguments import Device, OwnTasks, RunFolder, by_default, import_tasks_of
@@ -10,7 +9,7 @@ from atlas_wm.errors import UserError
 def head(
     run: RunFolder,
     /,
-    data: Annotated[Path | None, by_default("the path stored in the run")] = None,
+    data: Annotated[str | None, by_default("the path stored in the run")] = None,
     frames: int = 20_000,
     steps: int = 3000,
     seed: int = 0,

@@ -93,7 +93,7 @@ def plan(
     row: int | None = None,
     offset: int = 25,
     film: Path | None = None,
-    data: Annotated[Path | None, by_default("the path stored in the run")] = None,
+    data: Annotated[str | None, by_default("the path stored in the run")] = None,
     seed: int = 0,
     device: Device = "auto",
     weights: str | None = None,

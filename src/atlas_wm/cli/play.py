@@ -27,7 +27,7 @@ def play(
     runs: Runs = (Path("demo"),),
     /,
     browser: bool = True,
-    data: Annotated[Path | None, by_default("the path stored in the run")] = None,
+    data: Annotated[str | None, by_default("the path stored in the run")] = None,
     address: Annotated[Address, arg(name="")] = DEFAULT,
     device: Device = "auto",
     task: OwnTasks = (),

@@ -12,7 +12,7 @@ from atlas_wm.errors import UserError
 if TYPE_CHECKING:
     from atlas_wm.data.findings import Finding
 
-DataPath = Positional[Annotated[Path, arg(metavar="DATA")]]
+DataPath = Positional[Annotated[str, arg(metavar="DATA")]]
 DataTask = Annotated[str | None, by_default("that of the dataset's card; offline for LeRobot datasets", "TASK")]
 
 
@@ -33,7 +33,7 @@ def show(
         atlas show my_robot/ --task my_task:MyRobot --episodes 8
 
     Args:
-        data: Dataset.
+        data: Dataset: a path, or a URL (docs/guides/own-data.md), whose page goes to the current folder.
         out: HTML file to write. It contains all figures.
         task: Task of the dataset: tworoom, pusht, cube, offline, or your own as module:Class.
         episodes: Number of random episodes to show as film strips, beside the longest, the shortest and the one
@@ -46,12 +46,12 @@ def show(
     if not 0 <= episodes <= 100:
         raise UserError(f"--episodes must be between 0 and 100, not {episodes}")
     opened = open_to_inspect(data, task)
-    with Bar(f"show {opened.path.name}", "steps") as bar:
+    with Bar(f"show {Path(opened.path).name}", "steps") as bar:
         page, found = write_page(opened, out, episodes, bar.update)
     print(f"{summary(found)}: open {page} in a browser")
 
 
-def check_dataset(data: Path, task: str | None) -> None:
+def check_dataset(data: str, task: str | None) -> None:
     """Print the findings. Exit status 1 if the dataset cannot be trained on."""
     from rich.console import Console
     from rich.markup import escape
@@ -61,7 +61,7 @@ def check_dataset(data: Path, task: str | None) -> None:
     from atlas_wm.data.findings import findings, open_to_inspect, trainable
 
     opened = open_to_inspect(data, task)
-    with Bar(f"check {opened.path.name}", "checks") as bar:
+    with Bar(f"check {Path(opened.path).name}", "checks") as bar:
         found = findings(opened, bar.update)
     print(f"{opened.path}: {len(opened.lengths)} episodes, {len(opened.actions)} rows; {summary(found)}")
     marks = {"error": "[red]error[/]", "warning": "[yellow]warning[/]", "note": "note"}

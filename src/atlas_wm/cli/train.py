@@ -24,7 +24,7 @@ def make_train(default: RunConfig) -> Callable[..., None]:
         /,
         method: str = "atlas",
         recipe: str = "paper",
-        data: Annotated[Path | None, by_default("data/TASK.lance")] = None,
+        data: Annotated[str | None, by_default("data/TASK.lance")] = None,
         out: Annotated[Path | None, by_default("runs/TASK-METHOD-RECIPE")] = None,
         device: Device = "auto",
         overwrite: bool = False,
@@ -53,7 +53,7 @@ def make_train(default: RunConfig) -> Callable[..., None]:
                 96×96 frames, for a laptop with a GPU. demo: 0.27 M parameters, 32×32 frames, minutes without a GPU.
                 tuned: the run with the best measured success on the task (docs/results.md). RECIPE+tuned: RECIPE,
                 for weights that a study chose and passes as flags (docs/guides/study.md).
-            data: Dataset.
+            data: Dataset: a path, or a URL (docs/guides/own-data.md).
             out: Run folder to write.
             device: Where to train; auto takes CUDA, then MPS, then the CPU.
             overwrite: Replace an existing run folder, or an interrupted run with other settings.
@@ -72,7 +72,7 @@ def make_train(default: RunConfig) -> Callable[..., None]:
             import_named(part, own)
         known_task = get_task(task)
         out = out or Path(f"runs/{known_task.name}-{method.rpartition(':')[-1]}-{recipe}")
-        data = data or Path(f"data/{known_task.name}.lance")
+        data = data or f"data/{known_task.name}.lance"
         options: dict[str, Any] = {"recipe": recipe, "device": device, "overwrite": overwrite, "plain": plain}
         options["init"] = init
         facts = {"task": task, "method": method, "recipe": recipe}
@@ -94,7 +94,7 @@ def recipe_defaults(arguments: Sequence[str]) -> RunConfig:
 
 
 def train_with_progress(
-    config: RunConfig, task: "Task", data: Path, out: Path, method: str, **options: Any
+    config: RunConfig, task: "Task", data: str | Path, out: Path, method: str, **options: Any
 ) -> Path:
     from atlas_wm.cli.progress import Bar
     from atlas_wm.train.loop import Progress, train

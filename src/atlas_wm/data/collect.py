@@ -19,6 +19,7 @@ from atlas_wm.data.dataset import EpisodeData, card_path
 from atlas_wm.data.encoding import Episode, FrameEncoder, encode_images
 from atlas_wm.data.moments import moments_of
 from atlas_wm.data.partial import FORMATS, Partial, partial_of
+from atlas_wm.data.remote import as_url
 from atlas_wm.errors import UserError, unknown
 from atlas_wm.parallel.workers import (
     TIMEOUT,
@@ -115,6 +116,8 @@ def collect(
     task.require_env(
         "atlas collect", "record episodes with your robot and pass them as --data (docs/guides/robot-data.md)"
     )
+    if url := as_url(out):
+        raise UserError(f"--out {url} is a URL: collect to a local path, then upload the dataset and its card")
     if out.suffix not in FORMATS:
         raise unknown("dataset ending", out.suffix, FORMATS)
     if episodes < 1:

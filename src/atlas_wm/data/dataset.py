@@ -3,11 +3,11 @@
 import hashlib
 import os
 import textwrap
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar, overload
 
 import numpy as np
 import torch
@@ -15,9 +15,10 @@ from torch import Tensor
 
 from atlas_wm.data.lerobot import LeRobotTable, is_lerobot
 from atlas_wm.data.pixels import HarnessPixels, HDF5Pixels, LancePixels, PixelReader, VideoPixels
+from atlas_wm.data.remote import as_url, bare, check_dataset, read_small, retried, to_open
 from atlas_wm.errors import UserError
 from atlas_wm.images import reduce_frames
-from atlas_wm.runs.files import MOST_SETTINGS, read_json
+from atlas_wm.runs.files import MOST_SETTINGS, parse_json, read_json
 from atlas_wm.runs.versions import check_modules, to_install
 from atlas_wm.tasks import Task, task_id
 from atlas_wm.tasks.base import Coordinate, import_harness
@@ -26,6 +27,7 @@ SMALL, MOST_PACKING = 2**26, 2000  # bytes; gzip packs no better than 1 to 1030
 HDF5_ENDINGS = (".h5", ".hdf5")
 ENDINGS = ("", ".lance", *HDF5_ENDINGS)  # tried in turn: a path may omit its ending
 MOST_ROWS = 2**32
+Result = TypeVar("Result")
 NO_CLIPS = 2**40  # steps per clip of the harness, too many for any: otherwise it lists every clip in memory
 
 
@@ -36,10 +38,12 @@ class EpisodeData:
     """
 
     def __init__(self, path: str | Path, task: Task, image_size: int, frameskip: int):
-        self.path = find_dataset(path, task)
+        found = find_dataset(path, task)
+        self.path = bare(found) if isinstance(found, str) else found
+        self._source = to_open(found) if isinstance(found, str) else found  # a path, or the URL of a Lance table
         self.task, self.image_size, self.frameskip = task, image_size, frameskip
         with _readable(f"{self.path} cannot be read as a dataset"):
-            self._table = _open(self.path, frameskip)
+            self._table = self._read(_open, self._source, frameskip)
             self.lengths = np.asarray(self._table.lengths, np.int64)  # (E,)
             self._stored_offsets = np.asarray(
                 self._table.offsets, np.int64
@@ -51,6 +55,9 @@ class EpisodeData:
         self.actions = self._column(task.action_column).astype(np.float32, copy=False)  # (R, A)
         self._check_actions()
         self.states = self.columns(task.state_columns)  # (R, s), s = 0 without a state
+
+    def _read(self, read: Callable[..., Result], *args: Any) -> Result:
+        return retried(self._source, read, *args) if isinstance(self._source, str) else read(*args)
 
     def _check_episodes(self) -> None:
         """Lengths and offsets index everything else."""
@@ -93,7 +100,7 @@ class EpisodeData:
             return self.states[rows]
         with _readable(f"{self.path}: the columns {', '.join(hidden)} cannot be read"):
             episodes, steps = self.locate(rows)
-            chunks = self._hidden_reader.load_chunk(episodes, steps, steps + 1)
+            chunks = self._read(lambda: self._hidden_reader.load_chunk(episodes, steps, steps + 1))
             read = np.stack([np.concatenate([np.ravel(chunk[name]) for name in hidden]) for chunk in chunks])
             if not np.isfinite(read).all():
                 raise ValueError("they are NaN or infinite")
@@ -101,7 +108,7 @@ class EpisodeData:
 
     @cached_property
     def _hidden_reader(self) -> Any:
-        return _open(self.path, 1, list(self.task.hidden_columns))
+        return _open(self._source, 1, list(self.task.hidden_columns))
 
     def find(self, alternatives: tuple[tuple[str, ...], ...]) -> tuple[str, ...]:
         """The column names of the first alternative that is in the dataset."""
@@ -118,7 +125,7 @@ class EpisodeData:
     def _column(self, name: str) -> np.ndarray:
         """One column of numbers: (R, n)."""
         with _readable(f"{self.path}: column {name!r} cannot be read"):
-            stored = _stored_column(self._table, name)
+            stored = self._read(_stored_column, self._table, name)
             if stored.ndim == 0:
                 raise ValueError("it has no rows")
         if stored.dtype.kind not in "fiub":
@@ -182,7 +189,7 @@ class EpisodeData:
         assert self._pixels is not None
         column = self.task.image_column
         with _readable(f"{self.path}: column {column!r} cannot be read, the file seems damaged"):
-            pixels = self._pixels.read(episodes, starts, count, self.frameskip)
+            pixels = self._read(self._pixels.read, episodes, starts, count, self.frameskip)
         if pixels.dtype != torch.uint8 or pixels.ndim != 4 or pixels.shape[1] != 3:
             kind = str(pixels.dtype).removeprefix("torch.")
             raise UserError(
@@ -205,11 +212,12 @@ class EpisodeData:
         if isinstance(self._table, HDF5Dataset):
             return HDF5Pixels(Path(self._table.h5_path), self._stored_offsets, column)
         if isinstance(self._table, LanceDataset):
-            return LancePixels(_lance_path(self._table), self._stored_offsets, column)
-        if any((self.path / column).glob("*.mp4")):
-            files = [self.path / column / f"ep_{episode}.mp4" for episode in range(len(self.lengths))]
+            return self._read(LancePixels, _lance_path(self._table), self._stored_offsets, column)
+        assert isinstance(self._source, Path)
+        if any((self._source / column).glob("*.mp4")):
+            files = [self._source / column / f"ep_{episode}.mp4" for episode in range(len(self.lengths))]
             return VideoPixels(files, np.zeros(len(files), np.int64))
-        return HarnessPixels(_open(self.path, self.frameskip, [column]), column)
+        return HarnessPixels(_open(self._source, self.frameskip, [column]), column)
 
     def locate(self, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """The episode of each row (n,), and its step within the episode."""
@@ -232,8 +240,12 @@ class EpisodeData:
         return digest.hexdigest()[:16]
 
 
-def find_dataset(path: str | Path, task: Task | None = None) -> Path:
-    """The path as given, or in $STABLEWM_HOME; the ending may be omitted. task: named in the error."""
+def find_dataset(path: str | Path, task: Task | None = None) -> Path | str:
+    """The path as given, or in $STABLEWM_HOME; the ending may be omitted. A URL (str) as given. task: named in the
+    error."""
+    if url := as_url(path):
+        check_dataset(url)
+        return url
     home = os.environ.get("STABLEWM_HOME")
     candidates = [Path(path)] + ([Path(home, path), Path(home, "datasets", path)] if home else [])
     for candidate in candidates:
@@ -250,15 +262,23 @@ def find_dataset(path: str | Path, task: Task | None = None) -> Path:
     raise UserError(f"there is no dataset {path} (looked at: {looked}): {remedy}")
 
 
-def card_path(data: Path) -> Path:
+@overload
+def card_path(data: str) -> str: ...
+@overload
+def card_path(data: Path) -> Path: ...
+def card_path(data: Path | str) -> Path | str:
     """The card that `atlas collect` writes next to a dataset."""
-    return data.with_name(data.name + ".card.json")
+    return f"{bare(data)}.card.json" if isinstance(data, str) else data.with_name(data.name + ".card.json")
 
 
-def read_card(data: Path) -> dict[str, Any]:
+def read_card(data: Path | str) -> dict[str, Any]:
     """The card of a dataset; empty if it has none."""
     path = card_path(data)
-    card = read_json(path, MOST_SETTINGS) if path.exists() else {}
+    if isinstance(path, str):
+        text = read_small(path, MOST_SETTINGS + 1)
+        card = {} if text is None else parse_json(text, path, MOST_SETTINGS)
+    else:
+        card = read_json(path, MOST_SETTINGS) if path.exists() else {}
     if not isinstance(card, dict):
         raise UserError(f"{path} is not the card of a dataset: delete it")
     return card
@@ -270,7 +290,7 @@ def check_card(data: EpisodeData) -> None:
     # Another task may read other columns, which the card does not cover.
     if card.get("task") == task_id(data.task) and card.get("hash") != data.content_hash():
         raise UserError(
-            f"{data.path} does not match its card {card_path(data.path).name}: it is damaged, or was "
+            f"{data.path} does not match its card {Path(card_path(data.path)).name}: it is damaged, or was "
             f"changed after collection; collect it again, or delete the card if you made the change"
         )
 
@@ -289,12 +309,15 @@ def _readable(otherwise: str) -> Iterator[None]:
         raise UserError(f"{otherwise} ({reason}): download or collect it again") from error
 
 
-def _open(path: Path, frameskip: int, columns: list[str] | None = None) -> Any:
-    if is_lerobot(path):
+def _open(path: Path | str, frameskip: int, columns: list[str] | None = None) -> Any:
+    if isinstance(path, Path) and is_lerobot(path):
         return LeRobotTable(path)
     import_harness()
     from stable_worldmodel.data import detect_format, get_format
 
+    options: dict[str, Any] = {"frameskip": frameskip, "num_steps": NO_CLIPS, "keys_to_load": columns}
+    if isinstance(path, str):  # without these options stable-worldmodel sets its own for AWS, which others refuse
+        return get_format("lance").open_reader(path, **options, connect_kwargs={"storage_options": {}})
     found = detect_format(path)
     if found is None and (path.suffix in HDF5_ENDINGS or any(p.suffix in HDF5_ENDINGS for p in path.glob("*"))):
         check_modules("hdf5")  # without these modules stable-worldmodel does not know the format
@@ -307,11 +330,11 @@ def _open(path: Path, frameskip: int, columns: list[str] | None = None) -> Any:
         _check_hdf5(path)
     if found.name == "video":
         found = get_format("folder")  # same columns; VideoPixels reads the frames
-    return found.open_reader(path, frameskip=frameskip, num_steps=NO_CLIPS, keys_to_load=columns)
+    return found.open_reader(path, **options)
 
 
-def _lance_path(table: Any) -> Path:
-    return Path(table.uri) / f"{table.table_name}.lance"
+def _lance_path(table: Any) -> str:
+    return f"{table.uri}/{table.table_name}.lance"
 
 
 def _stored_column(table: Any, name: str) -> np.ndarray:
@@ -325,7 +348,7 @@ def _stored_column(table: Any, name: str) -> np.ndarray:
         import lance
         import pyarrow as pa
 
-        dataset = lance.dataset(str(_lance_path(table)))
+        dataset = lance.dataset(_lance_path(table))
         kind = dataset.schema.field(name).type
         if pa.types.is_fixed_size_list(kind) and pa.types.is_primitive(kind.value_type):
             column = dataset.to_table(columns=[name])[name]

@@ -80,7 +80,7 @@ def open_to_inspect(path: str | Path, task: str | None = None) -> InspectedData:
     return InspectedData(found, get_task(task) if task else _task_of(found))
 
 
-def _task_of(path: Path) -> Task:
+def _task_of(path: Path | str) -> Task:
     name = read_card(path).get("task")
     if isinstance(name, str) and name in TASKS:
         return get_task(name)
@@ -89,9 +89,9 @@ def _task_of(path: Path) -> Task:
             f"{card_path(path)} names a task outside this package, {short(name)}: if you trust that code, pass "
             f"--task {short(name)}"
         )
-    if is_lerobot(path):
+    if isinstance(path, Path) and is_lerobot(path):
         return OfflineTask()
-    if (path / CONFIG).is_file():
+    if isinstance(path, Path) and (path / CONFIG).is_file():
         raise UserError(f"{path} is a run folder: `atlas report` shows it; pass the dataset it was trained on")
     raise UserError(f"{path} has no card that names its task: pass --task {', '.join(TASKS)} or module:Class")
 

@@ -30,7 +30,7 @@ class PixelReader(Protocol):
 class RowPixels(ABC):
     """Reads by row number. Each process opens its own handle."""
 
-    def __init__(self, path: Path, offsets: np.ndarray, column: str = "pixels"):
+    def __init__(self, path: str | Path, offsets: np.ndarray, column: str = "pixels"):
         self.path, self.offsets, self.column = path, offsets, column
         self._handle: Any = None
         self._process = 0  # that opened the handle: a forked loader process must not use its parent's
@@ -100,10 +100,17 @@ def _read_gzip(column: Any, rows: np.ndarray, frames: np.ndarray, threads: int) 
 
 
 class LancePixels(RowPixels):
+    """Of the version that the table has now: loader processes open it later."""
+
+    def __init__(self, path: str | Path, offsets: np.ndarray, column: str = "pixels"):
+        super().__init__(path, offsets, column)
+        self.version: int | None = None
+        self.version = self._open().version
+
     def _open(self) -> Any:
         import lance
 
-        return lance.dataset(str(self.path))
+        return lance.dataset(str(self.path), version=self.version)
 
     def _read_rows(self, rows: np.ndarray) -> Tensor:
         from torchvision.io import ImageReadMode, decode_jpeg

@@ -279,7 +279,7 @@ def open_training_set(path: str | Path, task: Task, config: RunConfig) -> Traini
     return TrainingSet(data, training, validation, config, normalizer, info)
 
 
-def open_training_set_of(info: RunInfo, run: str | Path, data: Path | None) -> TrainingSet:
+def open_training_set_of(info: RunInfo, run: str | Path, data: str | Path | None) -> TrainingSet:
     """What a run was trained on; data: where it is now, None: where it was."""
     training_set = open_training_set(data or info.data.path, get_task_of(info), info.config)
     if training_set.info.hash != info.data.hash:

@@ -86,7 +86,13 @@ def imagine_episode(
 
 
 def film_of_images(
-    planner: Planner, run: Path, data: Path | None, plan: Plan, frame: np.ndarray, goal: np.ndarray, path: Path
+    planner: Planner,
+    run: Path,
+    data: str | Path | None,
+    plan: Plan,
+    frame: np.ndarray,
+    goal: np.ndarray,
+    path: Path,
 ) -> None:
     """The imagined future of a plan from one image to another."""
     known = open_training_frames(planner.model, run, data)
@@ -94,7 +100,7 @@ def film_of_images(
 
 
 def film_of_row(
-    planner: Planner, run: Path, data: Path | None, row: int, offset: int, seed: int, path: Path | None
+    planner: Planner, run: Path, data: str | Path | None, row: int, offset: int, seed: int, path: Path | None
 ) -> Plan:
     """A plan from a row of the dataset to the one ``offset`` rows later. ``path``: execute it, and film that."""
     model = planner.model

@@ -39,7 +39,7 @@ def _distances(a: Tensor, b: Tensor) -> Tensor:
     return torch.cdist(a, b, compute_mode="donot_use_mm_for_euclid_dist")  # products round small distances away
 
 
-def open_training_frames(model: WorldModel, run: str | Path, data: Path | None = None) -> TrainingFrames:
+def open_training_frames(model: WorldModel, run: str | Path, data: str | Path | None = None) -> TrainingFrames:
     """Of the bank of a run: from images in its folder (frames.webp), else from the data it was trained on.
 
     data: where the dataset is now; None: where it was."""

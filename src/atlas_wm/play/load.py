@@ -17,7 +17,7 @@ log = logging.getLogger(__name__)
 
 
 def load_session(
-    runs: Sequence[Path], data: Path | None, device: str, settings: Callable[[PlanConfig], PlanConfig]
+    runs: Sequence[Path], data: str | Path | None, device: str, settings: Callable[[PlanConfig], PlanConfig]
 ) -> Callable[[], Session]:
     """``settings``: from the plan settings of a run to those that the page plans with."""
     started = time.perf_counter()

@@ -65,7 +65,7 @@ class Player:
 
 
 def load_player(
-    run: Path, settings: Callable[[PlanConfig], PlanConfig], device: torch.device, data: Path | None
+    run: Path, settings: Callable[[PlanConfig], PlanConfig], device: torch.device, data: str | Path | None
 ) -> Player:
     """``settings``: from the plan settings of the run to those of the planner."""
     model = load_model(run, device)

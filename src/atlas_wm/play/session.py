@@ -55,7 +55,7 @@ class Lane:
 class Session:
     """``handle`` a message of the page, and ``advance`` until it returns None. Both add to ``events``."""
 
-    def __init__(self, players: Sequence[Player], task: Task, data: Path | None, budget: int = BUDGET):
+    def __init__(self, players: Sequence[Player], task: Task, data: str | Path | None, budget: int = BUDGET):
         self.task, self.board, self.budget, self._data_path = task, board_of(task), budget, data
         self.lanes = [Lane(player) for player in players]
         self.variation: dict[str, list[float]] = {}

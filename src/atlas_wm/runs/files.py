@@ -62,14 +62,22 @@ def read_json(path: Path, most: int = MOST_JSON) -> Any:
     try:
         with path.open("rb") as file:
             text = file.read(most + 1)
-        if len(text) > most:
-            raise UserError(f"{path} is larger than {most:,} bytes: atlas-wm writes no such file")
-        return json.loads(text, parse_constant=_refuse_constant)
     except FileNotFoundError:
         raise UserError(f"{path} is missing") from None
+    except OSError as error:
+        raise UserError(f"{path} cannot be read: {reason(error)}") from error
+    return parse_json(text, path, most)
+
+
+def parse_json(text: bytes, path: str | Path, most: int) -> Any:
+    """The content of a file, of which at least its first ``most`` + 1 bytes were read."""
+    if len(text) > most:
+        raise UserError(f"{path} is larger than {most:,} bytes: atlas-wm writes no such file")
+    try:
+        return json.loads(text, parse_constant=_refuse_constant)
     except RecursionError:
         raise UserError(f"{path} cannot be read: it is nested too deeply") from None
-    except (ValueError, OSError) as error:
+    except ValueError as error:
         raise UserError(f"{path} cannot be read: {reason(error)}") from error
 
 

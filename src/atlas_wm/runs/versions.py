@@ -17,6 +17,7 @@ EXTRAS = {  # module → the extra in pyproject.toml that installs it
     **dict.fromkeys(("h5py", "hdf5plugin", "lancedb", "lance", "imageio", "cv2", "tensorboard"), "data"),
     **dict.fromkeys(("matplotlib", "jinja2", "sklearn"), "report"),
     **dict.fromkeys(("starlette", "uvicorn", "websockets", "msgpack"), "serve"),
+    "s3fs": "cloud",
 }
 
 

@@ -37,10 +37,11 @@ def write_page(
 ) -> tuple[Path, list[Finding]]:
     """Write the page of a dataset; its path and the findings are returned.
 
-    ``out``: default: DATA.html next to the dataset. ``episodes``: random ones shown as film strips.
-    ``on_step(done, total)`` counts checks and sections.
+    ``out``: default: DATA.html next to the dataset; in the current folder if the dataset is at a URL.
+    ``episodes``: random ones shown as film strips. ``on_step(done, total)`` counts checks and sections.
     """
-    page = Path(out) if out else data.path.with_name(data.path.name + ".html")
+    beside = data.path.parent if isinstance(data.path, Path) else Path()
+    page = Path(out) if out else beside / f"{Path(data.path).name}.html"
     if page.is_dir():
         raise UserError(f"--out {page} is a folder: name a file, such as {page / 'page.html'}")
     if page.exists() and GENERATOR not in page.read_text(errors="replace"):
@@ -57,8 +58,8 @@ def write_page(
         on_step(len(CHECKS) + number, total)
     text = page_template("dataset.html", Path(__file__).parent).render(
         one_file=True,
-        name=data.path.name,
-        path=data.path.relative_to(here) if data.path.is_relative_to(here := Path.cwd()) else data.path,
+        name=Path(data.path).name,
+        path=_from_here(data.path),
         facts=_facts(data, found),
         sections=sections,
         version=__version__,
@@ -68,6 +69,11 @@ def write_page(
         page.parent.mkdir(parents=True, exist_ok=True)
         page.write_text(text)
     return page, found
+
+
+def _from_here(path: Path | str) -> Path | str:
+    here = Path.cwd()
+    return path.relative_to(here) if isinstance(path, Path) and path.is_relative_to(here) else path
 
 
 def _drawn(section: Section) -> dict[str, Any]:

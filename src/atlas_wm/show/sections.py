@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 
 import numpy as np
 
@@ -152,7 +153,7 @@ def card_section(data: InspectedData) -> Section:
     card = read_card(data.path)
     rows = [[name, _text(value)] for name, value in _flat(card) if not name.startswith("moments")]
     if rows:
-        section.blocks.append(Table("card", card_path(data.path).name, ["", "value"], rows))
+        section.blocks.append(Table("card", Path(card_path(data.path)).name, ["", "value"], rows))
     else:
         section.blocks.append(Notice("note", "There is no card. atlas collect writes one next to its datasets."))
     return section

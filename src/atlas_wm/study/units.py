@@ -57,21 +57,21 @@ def units_of(study: Study, out: Path, chosen: Mapping[Tuned, float] | None = Non
         return name
 
     runs: dict[RunName, Path] = {run: out / folder for run, folder in run_folders(study).items()}
-    data, collected = dict[str, Path](), dict[str, list[str]]()
+    data, collected = dict[str, str](), dict[str, list[str]]()
     for task in study.tasks:
         dataset = study.dataset(task)
-        data[task] = Path(dataset.path) if dataset.path else out / f"{file_name(task)}.{dataset.format}"
+        data[task] = dataset.path or str(out / f"{file_name(task)}.{dataset.format}")
         if dataset.path is None:
             command = collect_command(task, dataset, data[task])
-            collected[task] = [add(f"collect {task}", "collect", command, data[task])]
+            collected[task] = [add(f"collect {task}", "collect", command, Path(data[task]))]
     tries: dict[Tuned, list[str]] = {}
     for one in all_tuned(study):
         dataset = study.dataset(one.task)
-        path = Path(dataset.try_path or out / f"{file_name(one.task)}-tries.{dataset.format}")
+        path = dataset.try_path or str(out / f"{file_name(one.task)}-tries.{dataset.format}")
         needs = [f"collect {one.task} for tries"] if dataset.try_path is None else []
         if needs and needs[0] not in units:
             command = [*collect_command(one.task, dataset, path), "--seed", str(TRY_DATA_SEED)]
-            add(needs[0], "collect", command, path)
+            add(needs[0], "collect", command, Path(path))
         run = RunName(one.task, one.method, untuned(one.recipe), TRY_SEED)
         tries[one] = []
         for factor in study.tries:
@@ -110,14 +110,14 @@ def units_of(study: Study, out: Path, chosen: Mapping[Tuned, float] | None = Non
     return units
 
 
-def collect_command(task: str, dataset: Dataset, path: Path) -> list[str]:
-    command = ["collect", task, "--episodes", str(dataset.episodes), "--out", str(path)]
+def collect_command(task: str, dataset: Dataset, path: str) -> list[str]:
+    command = ["collect", task, "--episodes", str(dataset.episodes), "--out", path]
     command += [] if dataset.pixels else ["--no-pixels"]
     return command + (["--demonstrator", *dataset.demonstrator] if dataset.demonstrator else [])
 
 
-def train_command(run: RunName, data: Path, folder: Path, settings: Options) -> list[str]:
-    command = ["train", run.task, "--method", run.method, "--recipe", run.recipe, "--data", str(data)]
+def train_command(run: RunName, data: str, folder: Path, settings: Options) -> list[str]:
+    command = ["train", run.task, "--method", run.method, "--recipe", run.recipe, "--data", data]
     command += ["--out", str(folder), "--train.seed", str(run.seed)]
     return command + [part for name, value in settings.items() for part in (f"--{name}", str(value))]
 

@@ -16,7 +16,7 @@ from atlas_wm.runs.model import load_model, save_bank, save_demonstrations
 log = logging.getLogger(__name__)
 
 
-def write_bank(run: Path, data: Path | None = None, device: str = "auto", frames: bool = False) -> Path:
+def write_bank(run: Path, data: str | Path | None = None, device: str = "auto", frames: bool = False) -> Path:
     """Write what training would have written: the bank, demonstrations, states for the ID/OOD split and
     action bounds. ``frames``: also small images of the bank's frames.
     """

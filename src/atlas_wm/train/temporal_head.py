@@ -107,7 +107,7 @@ def fit_temporal_head(
 
 def write_temporal_head(
     run: Path,
-    data: Path | None = None,
+    data: str | Path | None = None,
     device: str = "auto",
     seed: int = 0,
     frames: int = FRAMES,
