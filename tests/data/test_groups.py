@@ -9,7 +9,7 @@ import pytest
 from synthetic import write_h5
 
 from atlas_wm.config import DataInfo, RunInfo, TrainConfig
-from atlas_wm.data import training_set
+from atlas_wm.data import groups, training_set
 from atlas_wm.data.clips import held_out_episodes, held_out_of
 from atlas_wm.data.dataset import EpisodeData
 from atlas_wm.data.groups import episode_groups, with_variants
@@ -79,6 +79,88 @@ def test_a_split_by_episodes_compares_a_sample(published, opened, monkeypatch, c
     monkeypatch.setattr(training_set, "MOST_COMPARED", 2)
     opened(published[1].path, split="episodes", holdout=0.2)
     assert "2 of 2 held-out episodes have variants" in caplog.text
+
+
+def connected(data) -> np.ndarray:
+    """The groups by the definition: every pair of episodes is looked at."""
+    taken = np.concatenate([np.arange(o, o + n - 1) for o, n in zip(data.offsets, data.lengths, strict=True)])
+    std = data.actions[taken].std(axis=0)
+    actions = (data.actions - data.actions[taken].mean(axis=0)) / np.where(std > 0, std, 1)
+    found = np.arange(len(data.lengths))
+    for i, j in np.ndindex(len(found), len(found)):
+        if data.lengths[i] != data.lengths[j]:
+            continue
+        one, other = (actions[data.offsets[k] : data.offsets[k] + data.lengths[k] - 1].ravel() for k in (i, j))
+        similarity = one @ other / max(np.linalg.norm(one) * np.linalg.norm(other), 1e-9)
+        starts = np.abs(data.states[data.offsets[i]] - data.states[data.offsets[j]])
+        same_start = data.states.shape[1] and (starts <= 0.01 * data.states.std(axis=0)).all()
+        if similarity >= 0.98 or (same_start and similarity >= 0.5):
+            found[found == found[j]] = found[i]
+    return found
+
+
+def drawn(seed: int, episodes: int = 60, rows: int = 20) -> SimpleNamespace:
+    """Variants of a few demonstrations at all distances, some from the same start, some that stand still."""
+    rng = np.random.default_rng(seed)
+    source = rng.integers(0, 12, episodes)
+    actions = rng.normal(size=(12, rows, 2))[source]
+    actions += rng.choice([0.05, 0.2, 0.3, 1.0], episodes)[:, None, None] * rng.normal(size=actions.shape)
+    if seed % 3 == 0:
+        actions[rng.random(episodes) < 0.2] = 0
+    states = rng.normal(size=(episodes, rows, seed % 4))
+    near = rng.random(episodes) < 0.6
+    starts = rng.normal(size=(12, seed % 4))[source] + 0.006 * rng.normal(size=(episodes, seed % 4))
+    states[near, 0] = starts[near]
+    states[..., 1:2] = 3.0  # a constant
+    lengths = np.full(episodes, rows)
+    return SimpleNamespace(
+        lengths=lengths,
+        offsets=np.arange(episodes) * rows,
+        actions=actions.reshape(-1, 2).astype(np.float32),
+        states=states.reshape(episodes * rows, -1).astype(np.float32),
+    )
+
+
+@pytest.mark.parametrize("hashed", [False, True])
+@pytest.mark.parametrize("seed", range(12))
+def test_groups_are_those_of_all_pairs(seed, hashed, monkeypatch):
+    if hashed:
+        monkeypatch.setattr(groups, "MOST_PLAIN", 0)
+        monkeypatch.setattr(groups, "PAIR_COST", 0)  # or so few would be compared in all pairs after all
+        monkeypatch.setattr(groups, "ROWS_AT_ONCE", 2)
+    data = drawn(seed)
+    expected = connected(data)
+    assert 1 < len(set(expected)) < 60
+    assert same_partition(episode_groups(data), expected)
+
+
+def pairs(episodes: int, alike: float) -> tuple[np.ndarray, SimpleNamespace]:
+    """The source of each episode, two of each, and the dataset. alike: size of what all actions have in common."""
+    rows, rng = 40, np.random.default_rng(0)
+    source = rng.permutation(np.arange(episodes) // 2)
+    actions = rng.normal(size=(episodes // 2, rows, 2)) + alike * rng.normal(size=(rows, 2))
+    actions = actions[source] + 0.08 * rng.normal(size=(episodes, rows, 2))
+    states = rng.normal(size=(episodes * rows, 4)).astype(np.float32)
+    facts = {"lengths": np.full(episodes, rows), "offsets": np.arange(episodes) * rows}
+    return source, SimpleNamespace(**facts, actions=actions.reshape(-1, 2), states=states)
+
+
+@pytest.mark.parametrize("alike", [0.0, 1.5])
+def test_variants_among_many_episodes_are_found(alike, monkeypatch):
+    """More than are compared in all pairs, unless most are alike: then hashes tell them apart too slowly."""
+    source, data = pairs(groups.MOST_PLAIN + 904, alike)
+    found = []
+    whole = groups._nearly_equal
+    monkeypatch.setattr(groups, "_nearly_equal", lambda *given: found.append(whole(*given)) or found[0])
+    assert same_partition(episode_groups(data), source)
+    assert (found[0] is None) == (alike > 0)
+
+
+def test_variants_among_others_with_their_hash_are_found(monkeypatch):
+    source, data = pairs(400, 1.5)
+    monkeypatch.setattr(groups, "MOST_PLAIN", 0)
+    monkeypatch.setattr(groups, "PAIR_COST", 0)
+    assert same_partition(episode_groups(data), source)
 
 
 def test_independent_demonstrations_are_no_groups(dataset_path, task):
