@@ -220,10 +220,12 @@ def test_a_task_that_a_stage_process_cannot_import_is_named(spawned_workers):
 
 
 INTERRUPTED = """
-import signal, sys; sys.path.insert(0, sys.argv[1])
+import multiprocessing, signal, sys; sys.path.insert(0, sys.argv[1])
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell has it ignored by what it runs in the background
 from contextlib import closing
+from atlas_wm.parallel import workers
 from test_env_pool import provoke, two_moody_processes
+workers.get_context = lambda method: multiprocessing.get_context("fork")  # no process imports everything again
 with closing(two_moody_processes()) as envs:
     print(*(p.process.pid for p in envs._processes), flush=True)
     provoke(envs, 9)

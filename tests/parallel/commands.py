@@ -19,7 +19,7 @@ from safetensors.torch import save_file
 
 from atlas_wm.config import EncoderConfig, ModelConfig, ObjectiveConfig, PredictorConfig, RunConfig, TrainConfig
 from atlas_wm.data.dataset import EpisodeData
-from atlas_wm.diagnose import simulate
+from atlas_wm.diagnose import marginal, simulate
 from atlas_wm.diagnose.catalog import QuerySettings
 from atlas_wm.diagnose.diagnose import diagnose
 from atlas_wm.errors import UserError
@@ -33,7 +33,7 @@ from atlas_wm.tasks import get_task
 from atlas_wm.train.loop import train
 
 sys.path += [str(Path(__file__).parents[1]), str(Path(__file__).parents[1] / "train")]
-from short_runs import short_config, short_train
+from short_runs import short_config, short_train, small_banks
 
 DATA, RUN, OUT = sys.argv[1], Path(sys.argv[2]), Path(sys.argv[3])
 
@@ -72,9 +72,12 @@ def training_from_tokens(folder: Path) -> None:
     settings = TrainConfig(steps=4, batch=9, lr=1e-3, log_every=1, validate_every=2, cache_tokens="always")
     model = ModelConfig(replace(encoder, weights=str(weights)), predictor)
     config = RunConfig(model, ObjectiveConfig(), settings)
-    task, options = get_task("tworoom"), {"method": "dino-wm", "recipe": "demo", "device": "cpu"}
+    task = get_task("tworoom")
+    options: dict[str, Any] = {"method": "dino-wm", "recipe": "demo", "device": "cpu"}
     encoded: list[int] = []
-    train(config, task, DATA, folder / "from-tokens", on_encoded=lambda done, _: encoded.append(done), **options)
+    options["on_encoded"] = lambda done, _: encoded.append(done)
+    with small_banks():
+        train(config, task, DATA, folder / "from-tokens", **options)
     assert bool(encoded) == (process_info().rank == 0)
 
 
@@ -129,6 +132,7 @@ if __name__ == "__main__":
     torch.set_num_threads(1)
     EpisodeData(DATA, get_task("tworoom"), 32, 5)  # imports what it needs, before the others are forked
     worker.WorkerPool = simulate.WorkerPool = Here
+    marginal.EPISODES = 10
     scenario("alone", commands, size=1)
     scenario("together", commands)
     scenario("under-slurm", training, slurm=True)

@@ -2,7 +2,13 @@ from pathlib import Path
 
 import pytest
 import torch
-from short_runs import short_config, short_train
+from short_runs import short_config, short_train, small_banks
+
+
+@pytest.fixture(autouse=True)
+def few_frames_in_banks():
+    with small_banks():
+        yield
 
 
 @pytest.fixture(scope="module")

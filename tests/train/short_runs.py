@@ -4,8 +4,9 @@ import csv
 import os
 import signal
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
-from functools import partialmethod
 from pathlib import Path
 
 import torch
@@ -34,18 +35,28 @@ def short_config(**changes) -> RunConfig:
     )
 
 
+@contextmanager
+def small_banks() -> Iterator[None]:
+    """Runs end with few frames in their banks: all frames of the dataset take as long as the training."""
+    from atlas_wm.data import training_set
+
+    whole, images = training_set.TrainingSet.sample_frames, (training_set.IMAGES_FITTED, training_set.IMAGES_JUDGED)
+    training_set.TrainingSet.sample_frames = lambda self, count=60: whole(self, count)
+    training_set.IMAGES_FITTED = training_set.IMAGES_JUDGED = 60
+    try:
+        yield
+    finally:
+        training_set.TrainingSet.sample_frames = whole
+        training_set.IMAGES_FITTED, training_set.IMAGES_JUDGED = images
+
+
 def short_train(config: RunConfig, data: Path, out: Path, **options) -> Path:
-    from atlas_wm.data.training_set import TrainingSet
     from atlas_wm.tasks import get_task
     from atlas_wm.train.loop import train
 
-    whole = TrainingSet.sample_frames
-    TrainingSet.sample_frames = partialmethod(whole, 60)  # a smaller bank
-    try:
-        given = {"method": "atlas", "recipe": "demo", "device": "cpu"} | options
+    given = {"method": "atlas", "recipe": "demo", "device": "cpu"} | options
+    with small_banks():
         return train(config, get_task("tworoom"), data, out, **given)
-    finally:
-        TrainingSet.sample_frames = whole
 
 
 def same_result(one: Path, other: Path) -> bool:

@@ -188,6 +188,7 @@ class Figure:
                 canvas.savefig(
                     folder / f"{self.name}.{ending}", dpi=160, facecolor="white", metadata=_undated(ending)
                 )
+                canvas.set_layout_engine("none")  # the next file has the same layout, which takes long to compute
             plt.close(canvas)
 
     @property
