@@ -15,6 +15,7 @@ from atlas_wm.diagnose.catalog import DIAGNOSTICS
 from atlas_wm.errors import UserError
 from atlas_wm.report.page import write_report
 from atlas_wm.report.runs import read_study
+from atlas_wm.report.style import Figure
 from atlas_wm.report.success import REFERENCES
 from made_up_results import episode, evaluation, policy
 
@@ -253,7 +254,9 @@ def test_the_oracle_stands_beside_the_methods_also_those_it_was_not_run_for(tmp_
     assert {r["of_oracle_percent"] for r in rows if "offset 25" in r["condition"]} == {""}
 
 
-def test_a_varied_evaluation_stands_beside_the_plain_one(tmp_path):
+def test_a_varied_evaluation_stands_beside_the_plain_one(tmp_path, monkeypatch):
+    write = Figure.write  # the files of the other figures take seconds
+    monkeypatch.setattr(Figure, "write", lambda self, folder: self.name == "variations" and write(self, folder))
     run = make_run(tmp_path / "run", "atlas", seeds=(42,))
     plain = json.loads((run / "evaluation/all_offset50_budget75.json").read_text())
     (run / "evaluation/all_offset50_budget75.json").write_text(json.dumps({**plain, "novel_plans": 1}))
