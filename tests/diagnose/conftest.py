@@ -9,11 +9,12 @@ from pathlib import Path
 
 import h5py
 import pytest
-from run_folders import OFFSET, PROTOCOL, SETTINGS, Diagnosed, change_json, change_weights, save_untrained
+from run_folders import OFFSET, PROTOCOL, SETTINGS, WANDERED, Diagnosed, change_json, change_weights, save_untrained
 
 from atlas_wm.cli.app import main
 from atlas_wm.config import EncoderConfig, ModelConfig, PlanConfig, PredictorConfig
 from atlas_wm.data.dataset import EpisodeData
+from atlas_wm.diagnose import marginal
 from atlas_wm.diagnose.simulate import Simulator
 from atlas_wm.evaluate.evaluate import evaluate
 from atlas_wm.models import probes
@@ -77,6 +78,7 @@ def diagnosed(evaluated_run, other_data, trained, task, tmp_path_factory) -> Dia
         redirect_stdout(StringIO()) as out,
         redirect_stderr(StringIO()) as said,
     ):
-        monkeypatch.setattr(probes, "STEPS", 20)  # the real number takes seconds per run
+        monkeypatch.setattr(probes, "STEPS", 20)  # the real numbers take seconds per run
+        monkeypatch.setattr(marginal, "EPISODES", WANDERED)
         main(["diagnose", *map(str, runs), *settings, "--device", "cpu"])
     return Diagnosed(*runs, out.getvalue().splitlines(), said.getvalue())

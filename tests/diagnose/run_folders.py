@@ -17,6 +17,7 @@ from atlas_wm.runs.folder import read_run
 from atlas_wm.runs.model import save_model
 
 OFFSET = 20
+WANDERED = 20  # episodes of random actions, of 10 frames each
 SETTINGS = QuerySettings(queries=4, candidates=6, offset=OFFSET)
 PROTOCOL = Protocol(OFFSET, budget=32, episodes=10, seeds=(3, 4))
 

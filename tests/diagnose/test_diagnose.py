@@ -12,7 +12,7 @@ from typing import get_args
 import numpy as np
 import pytest
 import torch
-from run_folders import OFFSET, SETTINGS, change_json, change_weights, evaluation_of
+from run_folders import OFFSET, SETTINGS, WANDERED, change_json, change_weights, evaluation_of
 
 from atlas_wm.data.dataset import EpisodeData
 from atlas_wm.diagnose import diagnose as module
@@ -67,7 +67,7 @@ def test_sizes_are_those_that_were_asked_for(diagnosed):
     assert np.shape(results["rollout"]["per_query"]) == (4, 5)
     assert len(results["regret"]["bound"]) == len(results["relational"]["rmse"]["per_query"]) == 4
     assert results["probe"]["episodes"] == len(results["probe"]["failed"]) == 10
-    assert results["marginal"]["frames"] == 1000
+    assert results["marginal"]["frames"] == 10 * WANDERED
     assert len(results["geometry"]["points"]) == len(results["geometry"]["novelty_percentile"]) == 2000
 
 

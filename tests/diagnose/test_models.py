@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from run_folders import evaluation_of
+from run_folders import WANDERED, evaluation_of
 
 from atlas_wm.diagnose.catalog import DIAGNOSTICS
 
@@ -42,5 +42,5 @@ def test_a_predictor_that_ends_before_the_candidates_is_told_and_the_rest_goes_o
         said = f"short: no {what}: 5 action chunks are more than the 3 that this model was trained on"
         assert said in diagnosed.said
         assert not (diagnosed.short / f"diagnostics/{what}.json").exists()
-    assert diagnosed.read("short", "marginal")["result"]["frames"] == 1000
+    assert diagnosed.read("short", "marginal")["result"]["frames"] == 10 * WANDERED
     assert diagnosed.read("short", "probe")["result"]["episodes"] == 10
