@@ -11,7 +11,7 @@ import pytest
 
 from atlas_wm.data import collect as collect_module
 from atlas_wm.data import writers
-from atlas_wm.data.collect import Recorder, card_path, collect
+from atlas_wm.data.collect import card_path, collect
 from atlas_wm.data.dataset import EpisodeData
 from atlas_wm.errors import UserError
 from atlas_wm.tasks.tworoom import TwoRoom
@@ -26,22 +26,32 @@ class Pairs(TwoRoom):
     episodes_per_job = 2
 
 
-def here(task, seed, pixels, jobs, workers, timeout, encode):
+class Here:
     """What worker processes record, without them."""
-    recorder = Recorder(task, 0, encode)
-    for numbers in jobs:
-        yield recorder.record(seed, numbers, pixels)
+
+    def __init__(self, count, make, task, timeout, encode):
+        self.recorder = make(task, 0, encode)
+
+    def start(self, count): ...
+
+    def each(self, requests):
+        while requests:
+            what, *given = requests.popleft()
+            yield (what, *given), getattr(self.recorder, what)(*given)
+
+    def close(self):
+        self.recorder.close()
 
 
 @pytest.fixture(autouse=True)
 def in_this_process(monkeypatch):
-    monkeypatch.setattr(collect_module, "_recorded", here)
+    monkeypatch.setattr(collect_module, "WorkerPool", Here)
 
 
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory) -> dict:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(collect_module, "_recorded", here)
+        patch.setattr(collect_module, "WorkerPool", Here)
         return collect(Pairs(), tmp_path_factory.mktemp("whole") / "x.h5", EPISODES, seed=3, pixels=False)
 
 
@@ -89,13 +99,13 @@ def before_it_has_its_card() -> None:
 
 
 def run(out: Path, moment) -> None:
-    collect_module._recorded = here
+    collect_module.WorkerPool = Here
     moment()
     collect(Pairs(), out, EPISODES, seed=3, pixels=False)
 
 
 def wait_within(reached, may_end, out: Path) -> None:
-    collect_module._recorded = here
+    collect_module.WorkerPool = Here
 
     def hold(*_) -> None:
         reached.set()

@@ -4,7 +4,7 @@ import h5py
 import numpy as np
 import pytest
 import torch
-from test_collect_killed import here
+from test_collect_killed import Here
 
 from atlas_wm.data import collect as collect_module
 from atlas_wm.data.collect import collect, record_episode
@@ -32,7 +32,7 @@ def episodes() -> list[dict[str, np.ndarray]]:
 
 @pytest.fixture
 def in_this_process(monkeypatch):
-    monkeypatch.setattr(collect_module, "_recorded", here)
+    monkeypatch.setattr(collect_module, "WorkerPool", Here)
 
 
 def written(path, frames: np.ndarray):

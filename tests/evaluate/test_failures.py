@@ -197,7 +197,7 @@ def test_demonstrations_that_fail_are_left_out_and_named(dataset_path, tmp_path,
 
 def test_where_every_demonstration_fails_nothing_is_written(tmp_path, monkeypatch):
     monkeypatch.setattr(
-        collect_module, "_recorded", lambda _t, _s, _p, jobs, *_: (["broken"] * len(j) for j in jobs)
+        collect_module, "_recorded", lambda pool, seed, pixels, jobs: (["broken"] * len(j) for j in jobs)
     )
     with pytest.raises(UserError, match="the first 6 episodes all failed, nothing is written: broken"):
         collect(Moody(), tmp_path / "y.h5", 6)

@@ -87,7 +87,7 @@ def test_the_command_passes_them_on_and_lists_them(monkeypatch, capsys):
 
 
 def test_the_card_holds_them_and_other_ones_do_not_resume(monkeypatch, tmp_path):
-    def recorded(task, seed, pixels, jobs, workers, timeout, encode):
+    def recorded(pool, seed, pixels, jobs):
         for numbers in jobs:
             yield [
                 {name: np.zeros((3, 2), np.float32) for name in ("state", "goal_state", "action")} for _ in numbers
@@ -97,6 +97,7 @@ def test_the_card_holds_them_and_other_ones_do_not_resume(monkeypatch, tmp_path)
         raise KeyboardInterrupt
 
     monkeypatch.setattr(module, "_recorded", recorded)
+    monkeypatch.setattr(module.WorkerPool, "start", lambda *_: None)
     monkeypatch.setattr(TwoRoom, "episodes_per_job", 1)
     calm, out, said = TwoRoom().with_demonstrator(["action_noise=0.5"]), tmp_path / "x.h5", []
     with pytest.raises(KeyboardInterrupt):

@@ -45,6 +45,7 @@ class Recorder:
     def __init__(self, task: Task, timeout: float, encode: FrameEncoder):
         self.task, self.timeout, self.encode = task, timeout, encode
         self.env: Any = None
+        import_harness()
 
     def record(self, seed: int, numbers: list[int], pixels: bool) -> list[Episode | str]:
         """The episodes with these numbers, frames encoded; for one that failed, the error message instead."""
@@ -125,17 +126,19 @@ def collect(
     partial = partial_of(out)
     if not partial.card.exists():
         _check_free(out, overwrite)
-    import_harness()
     try:
         check_modules(partial.format)
     except ImportError as error:
         raise UserError(f"{out} cannot be written ({error}): {to_install(error, 'see `atlas doctor`')}") from error
     check_timeout(timeout)
-    config = task.demonstrator_config
-    demonstrator = task.demonstrator_settings() | ({} if config is None else to_dict(config))
-    made_by = {"task": task_id(task), "demonstrator": demonstrator, "seed": seed, "pixels": pixels}
-    started = time.time()
-    with writing(out.parent), partial.opened():
+    started, size = time.time(), task.episodes_per_job
+    pool = WorkerPool(workers or os.cpu_count() or 1, Recorder, task, timeout, partial.encode)
+    with writing(out.parent), partial.opened(), closing(pool):
+        pool.start(-(-episodes // size))
+        import_harness()  # takes seconds, here and in the processes at the same time
+        config = task.demonstrator_config
+        demonstrator = task.demonstrator_settings() | ({} if config is None else to_dict(config))
+        made_by = {"task": task_id(task), "demonstrator": demonstrator, "seed": seed, "pixels": pixels}
         card = partial.adopt(card_path(out))
         if card is not None and _matches(card, made_by, episodes):
             say(f"{out} was already complete when an earlier call was interrupted: only its card was missing")
@@ -151,10 +154,9 @@ def collect(
                 f"{episodes}: raise --episodes, or delete the folder to start over"
             )
         failed, rows = {f: why for f, why in failed.items() if f < first}, sum(lengths)
-        size = task.episodes_per_job
         jobs = [list(range(i, min(i + size, episodes))) for i in range(first, episodes, size)]
         write_json(partial.notes, {**made_by, "failed": failed})
-        with closing(_recorded(task, seed, pixels, jobs, workers, timeout, partial.encode)) as finished:
+        with closing(_recorded(pool, seed, pixels, jobs)) as finished:
             for numbers, recorded in zip(jobs, finished, strict=True):
                 failed |= {n: e for n, e in zip(numbers, recorded, strict=True) if isinstance(e, str)}
                 if len(failed) == numbers[-1] + 1 >= min(episodes, ENOUGH_ERRORS):
@@ -210,21 +212,12 @@ def _matches(card: dict[str, Any], made_by: dict[str, Any], episodes: int) -> bo
 
 
 def _recorded(
-    task: Task,
-    seed: int,
-    pixels: bool,
-    jobs: list[list[int]],
-    workers: int | None,
-    timeout: float,
-    encode: FrameEncoder,
+    pool: WorkerPool, seed: int, pixels: bool, jobs: list[list[int]]
 ) -> Generator[list[Episode | str], None, None]:
     """The episodes of each job, in order. The episodes of a process that died are recorded again, one per job."""
     ahead: dict[int, Episode | str] = {}  # recorded out of order
     requests = deque[tuple[Any, ...]](("record", seed, numbers, pixels) for numbers in jobs)
-    with (
-        closing(WorkerPool(workers or os.cpu_count() or 1, Recorder, task, timeout, encode)) as pool,
-        closing(pool.each(requests)) as finished,
-    ):
+    with closing(pool.each(requests)) as finished:
         for numbers in jobs:
             while not set(numbers) <= set(ahead):
                 (*_, mine, _), answer = next(finished)

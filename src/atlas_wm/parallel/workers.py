@@ -79,6 +79,10 @@ class WorkerPool:
         self.count, self._factory = count, (make, *arguments)
         self._idle: list[WorkerProcess] = []
 
+    def start(self, count: int) -> None:
+        """Start processes before there are requests: they make their object meanwhile, and import what it needs."""
+        self._idle += [WorkerProcess(*self._factory) for _ in range(min(count, self.count))]
+
     def each(self, requests: deque[Request]) -> Generator[tuple[Request, Any], None, None]:
         """Yield each request with its answer, as they finish. What a method raises is raised here.
 
@@ -152,6 +156,8 @@ def _serve(connection: Connection, make: Callable[..., Any], arguments: Request)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     torch.set_num_threads(1)  # there is one worker per core
     target: Any = None
+    with suppress(Exception):  # if it fails, the first request tries again and reports it
+        target = make(*arguments)
     with suppress(EOFError, OSError):
         while True:
             what, *given = connection.recv()
