@@ -197,6 +197,8 @@ def test_on_this_machine_units_are_processes_with_a_gpu_and_a_log(tmp_path, monk
     assert [job.succeeded() for job in jobs] == [True, False] and launcher.room() == 2
     assert "atlas-wm" in Records(tmp_path).log(units[0]).read_text()
     assert "unknown command 'nonsense'" in Records(tmp_path).log(units[1]).read_text()
+    launcher.standby.stdin.close()  # as when the study ends: nothing is left behind
+    assert launcher.standby.wait(60) == 0
 
 
 def test_estimates_come_from_units_of_the_same_kind_where_there_are_some(tmp_path):

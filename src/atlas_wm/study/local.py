@@ -1,5 +1,6 @@
 """Runs units on this machine: one on each GPU, or several, or one on the CPUs."""
 
+import json
 import os
 import subprocess
 import sys
@@ -38,6 +39,7 @@ class LocalLauncher:
         self.records = records
         self.slots: list[int | None] = [gpu for gpu in range(gpus) for _ in range(per_gpu)] or [None] * per_gpu
         self.jobs: list[LocalJob] = []
+        self.standby = start_standby()
 
     def _free(self) -> list[int | None]:
         self.jobs = [job for job in self.jobs if not job.finished()]
@@ -55,17 +57,23 @@ class LocalLauncher:
         return list(started)
 
     def _process(self, unit: Unit, gpu: int | None) -> "subprocess.Popen[bytes]":
-        environment = dict(os.environ)
-        if gpu is not None:
-            environment["CUDA_VISIBLE_DEVICES"] = visible_gpus()[gpu]
-        with log_file(self.records.log(unit)).open("ab") as log:
-            return subprocess.Popen(
-                atlas(unit),
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                env=environment,
+        process, self.standby = self.standby, start_standby()
+        if process.poll() is not None:  # somebody killed it
+            process = start_standby()
+        environment = {} if gpu is None else {"CUDA_VISIBLE_DEVICES": visible_gpus()[gpu]}
+        log = str(log_file(self.records.log(unit)))
+        assert process.stdin is not None
+        with process.stdin:
+            process.stdin.write(
+                json.dumps({"command": unit.command, "environment": environment, "log": log}).encode()
             )
+        return process
+
+
+def start_standby() -> "subprocess.Popen[bytes]":
+    """A process for the next unit, which imports modules meanwhile. It ends with this one."""
+    command = [sys.executable, "-m", "atlas_wm.cli.standby"]
+    return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
 
 
 def atlas(unit: Unit) -> list[str]:
