@@ -103,7 +103,7 @@ def test_loader_processes_start_by_default_only_where_a_gpu_streams_frames(opene
     assert opened(workers=5)._workers(torch.device("cuda")) == 5
 
 
-@pytest.mark.parametrize(("share", "workers"), [(0.1, 0), (0.97, 0), pytest.param(0.6, 2, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(("share", "workers"), [(0.1, 0), pytest.param(0.97, 2, marks=pytest.mark.slow)])
 def test_a_part_of_the_frames_on_the_device_gives_the_same_batches(opened, tmp_path, monkeypatch, share, workers):
     settings = {"steps": 4, "log_every": 1, "validate_every": 4, "batchnorm_batches": 2}
     plain = opened(**settings, workers=0).batches(0, CPU)
