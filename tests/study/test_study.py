@@ -11,6 +11,7 @@ from pretend import Job, Pretend, run
 from atlas_wm.cli.app import main
 from atlas_wm.cli.demo_job import Inline
 from atlas_wm.errors import UserError
+from atlas_wm.study import local
 from atlas_wm.study.estimate import estimate
 from atlas_wm.study.local import LocalLauncher
 from atlas_wm.study.records import Records
@@ -186,6 +187,7 @@ def test_an_interruption_stops_what_runs(tmp_path):
 
 def test_on_this_machine_units_are_processes_with_a_gpu_and_a_log(tmp_path, monkeypatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3,GPU-7")
+    monkeypatch.setattr(local, "PRELOADED", ("json", "no_such_module"))  # neither takes seconds
     launcher = LocalLauncher(Records(tmp_path), gpus=2, per_gpu=1)
     units = [Unit(n, "eval", (n,), tmp_path, (), n) for n in ("--version", "nonsense")]
     assert launcher.room() == 2

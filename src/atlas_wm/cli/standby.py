@@ -6,18 +6,17 @@ Imports take seconds: `atlas study` has them happen while the unit before is sti
 import json
 import os
 import sys
+from collections.abc import Sequence
 from contextlib import suppress
+from importlib import import_module
 
 
-def main() -> None:
+def main(modules: Sequence[str]) -> None:
     from atlas_wm.cli import app
 
     with suppress(Exception):  # the command will say what is missing
-        import atlas_wm.evaluate.evaluate
-        import atlas_wm.train.loop  # noqa: F401
-        from atlas_wm.tasks.base import import_harness
-
-        import_harness()
+        for name in modules:
+            import_module(name)
     line = sys.stdin.readline()
     if not line:  # the study is over
         return
@@ -30,4 +29,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    main(sys.argv[1:])

@@ -12,6 +12,8 @@ from atlas_wm.study.schedule import Job
 from atlas_wm.study.units import Unit
 
 STOP_SECONDS = 30  # to write a checkpoint
+# What takes seconds to import, and most units need.
+PRELOADED = ("atlas_wm.evaluate.evaluate", "atlas_wm.train.loop", "stable_worldmodel")
 
 
 class LocalJob:
@@ -72,7 +74,7 @@ class LocalLauncher:
 
 def start_standby() -> "subprocess.Popen[bytes]":
     """A process for the next unit, which imports modules meanwhile. It ends with this one."""
-    command = [sys.executable, "-m", "atlas_wm.cli.standby"]
+    command = [sys.executable, "-m", "atlas_wm.cli.standby", *PRELOADED]
     return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
 
 
