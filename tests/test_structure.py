@@ -33,7 +33,7 @@ ALLOWED = {
     "serve": BASICS | {"client", "plan"},
     "play": BASICS | {"parallel", "runs", "models", "tasks", "data", "plan", "evaluate", "serve", "report"},
     "study": BASICS | {"methods", "recipes", "runs"},
-    "report": {"errors", "runs", "task_table", "diagnose"},  # of diagnose only the catalog
+    "report": {"errors", "plan_config", "runs", "task_table", "diagnose"},  # of diagnose only the catalog
     "show": BASICS | {"runs", "tasks", "data", "report"},
 }
 

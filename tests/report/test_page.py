@@ -19,8 +19,8 @@ from atlas_wm.report.style import Figure
 from atlas_wm.report.success import REFERENCES
 from made_up_results import episode, evaluation, policy
 
-SECTIONS = {"summary", "success", "ablation", *DIAGNOSTICS, "score", "training", "settings"}
-FIGURES = {"success", *DIAGNOSTICS, "decomposition", "score", "training"}
+SECTIONS = {"summary", "success", "differences", "ablation", *DIAGNOSTICS, "score", "training", "settings"}
+FIGURES = {"success", "differences", *DIAGNOSTICS, "decomposition", "score", "training"}
 
 
 class Page(HTMLParser):

@@ -8,12 +8,13 @@ import numpy as np
 import pytest
 from made_up import make_run
 
+from atlas_wm.report.intervals import wilson
 from atlas_wm.report.page_table import Table
 from atlas_wm.report.runs import read_study
 from atlas_wm.report.section import Notice
 from atlas_wm.report.style import Figure
 from atlas_wm.report.success import main_section
-from atlas_wm.report.variations import variations_section, wilson
+from atlas_wm.report.variations import variations_section
 
 VARIATIONS = {"agent": {"agent.color": [0.0, 0.0, 255.0]}, "door": {"door.position": [150.0]}}
 

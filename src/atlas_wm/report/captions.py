@@ -23,6 +23,20 @@ STATE = Caption(
     "projection to z loses it. With several runs, the bar is their mean and the line spans from the lowest to the "
     "highest.",
 )
+WAYS = Caption(
+    "Success of the same models on the same episodes, for every way to plan that was evaluated: another cost, "
+    "another start of the search, more frequent replanning.",
+    "Longer is better. Lines are 95 % intervals over episodes; with several runs, the bar is their mean and the "
+    "line spans from the lowest to the highest. Plans share episodes, so compare them in the table, which pairs "
+    "episodes.",
+)
+DIFFERENCES = Caption(
+    "How many points of success one method has more than another, on the same episodes; and a tuned recipe more "
+    "than the same one untuned. Runs with the same training seed are compared, episode by episode.",
+    "Right of 0, the first of the two is better. The line is the 95 % interval of a bootstrap over demonstrations: "
+    "if it includes 0, the episodes do not tell the two apart. It does not include the chance of training: the "
+    "table has the differences of single training seeds.",
+)
 MARGINAL = Caption(
     "The model encodes frames that random actions lead to; no demonstration contains them. Four statistics "
     "compare their latents with the standard Gaussian that training aims for: the norm of the mean (0 for a "

@@ -11,6 +11,7 @@ import jinja2
 
 from atlas_wm import __version__
 from atlas_wm.errors import UserError
+from atlas_wm.report.differences import differences_section
 from atlas_wm.report.films import cases_section
 from atlas_wm.report.imagined import imagined_section
 from atlas_wm.report.latents import geometry_section, marginal_section
@@ -26,6 +27,7 @@ from atlas_wm.report.success import ablation_section, headlines, main_section
 from atlas_wm.report.training import settings_section, training_section
 from atlas_wm.report.tuning import score_section, tuning_section
 from atlas_wm.report.variations import variations_section
+from atlas_wm.report.ways import ways_section
 from atlas_wm.runs.files import writing
 from atlas_wm.runs.folder import writable_folder
 
@@ -34,6 +36,8 @@ GENERATOR = '<meta name="generator" content="atlas-wm">'
 ERRORS = (LookupError, TypeError, ValueError, AttributeError, OSError, ArithmeticError, RuntimeError)
 SECTIONS: list[Callable[[Study], Section]] = [
     main_section,
+    differences_section,
+    ways_section,
     variations_section,
     ablation_section,
     probe_section,

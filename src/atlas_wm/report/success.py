@@ -23,6 +23,7 @@ from atlas_wm.report.table import (
     share_of_oracle,
     success_row,
 )
+from atlas_wm.report.ways import compared_ways
 from atlas_wm.runs.results import EvaluationResult, PolicyResult, SelectedEvaluation
 
 REFERENCES = (RANDOM, REPLAY, ORACLE)
@@ -45,10 +46,10 @@ def main_section(study: Study) -> Section:
     data: list[dict[str, Any]] = []
     best: set[tuple[int, str]] = set()
     for task in study.tasks:
-        for condition in _conditions(study, task):
+        for condition in conditions(study, task):
             policies = _policies(study.of_task(task), condition)
             title = per_task(condition_text(study, task, condition), task, study)
-            if not _evaluated(study, task, condition)[0][1].variation:  # those have a figure of their own
+            if not _drawn_elsewhere(study, task, condition):
                 panels.append(Panel(title, partial(_draw, policies=policies), bars_height(2 * len(policies)) + 0.3))
             shares = _shares(study.of_task(task), condition)
             where = condition_text(study, task, condition)
@@ -78,6 +79,13 @@ def main_section(study: Study) -> Section:
     if rows:
         section.blocks += [_table(rows, data, best)]
     return section
+
+
+def _drawn_elsewhere(study: Study, task: str, condition: str) -> bool:
+    """Whether another section has the figure: variations of the environment, and other ways to plan."""
+    results = [result for _, result in _evaluated(study, task, condition)]
+    others = [id(result) for group in study.of_task(task) for result in compared_ways(group)]
+    return bool(results[0].variation) or all(id(result) in others for result in results)
 
 
 def _draw(axes: Axes, policies: Sequence[Policy]) -> None:
@@ -122,7 +130,7 @@ def _evaluated(study: Study, task: str, condition: str) -> list[tuple[Run, Evalu
     ]
 
 
-def _conditions(study: Study, task: str) -> list[str]:
+def conditions(study: Study, task: str) -> list[str]:
     found = {name: one.result.protocol for r in study.runs if r.task == task for name, one in r.evaluations.items()}
     return sorted(found, key=lambda name: (found[name].offset, found[name].steps, name))
 
@@ -136,7 +144,7 @@ def primary(study: Study, task: str) -> str | None:
         protocol = found[0][1].protocol
         return protocol.offset == 50, own, protocol.offset, len(found), found[0][1].model.count
 
-    return max(_conditions(study, task), key=weight, default=None)
+    return max(conditions(study, task), key=weight, default=None)
 
 
 def _suffix(run: Run, result: EvaluationResult) -> str:
@@ -203,7 +211,7 @@ def _notices(study: Study) -> list[Notice]:
         if not run.evaluations:
             notices.append(Notice("missing", f"Not measured: {run.name}.", f"atlas eval {run.folder}"))
     for task in study.tasks:
-        for condition in _conditions(study, task):
+        for condition in conditions(study, task):
             found = _evaluated(study, task, condition)
             runs = [run for run, _ in found]
             without = [r for r in study.runs if r.task == task and r.evaluations and condition not in r.evaluations]

@@ -12,6 +12,7 @@ from rich.table import Table
 from atlas_wm.report.naming import ORACLE, RANDOM, REPLAY, method_name
 from atlas_wm.runs.results import EvaluationResult, Half, PolicyResult
 
+MOST_COLUMNS = 6  # of conditions on a terminal; more of them are rows
 HALVES: dict[Half, str] = {"id": "ID half", "ood": "OOD half"}  # by novelty of the demonstration
 
 
@@ -179,6 +180,10 @@ def print_results(reports: Sequence[EvaluationResult]) -> None:
         table.add_row(*line, *("–" if share is None else f"{share:.1f} %" for share in shares))
     table.add_section()
     table.add_row(*lines[-1], style="dim")
+    if len(header) - 2 > MOST_COLUMNS:
+        table = Table("condition", *(line[0] for line in lines))
+        for condition_name, *cells in zip(header[2:], *(line[2:] for line in lines), strict=True):
+            table.add_row(condition_name, *cells)
     console = Console()
     console.print(table)
     if errors := sum(result.errors for r in reports for result in r.policies.values()):

@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
-from math import sqrt
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -12,6 +11,7 @@ from matplotlib.axes import Axes
 from atlas_wm.errors import UserError
 from atlas_wm.report import captions
 from atlas_wm.report.films import first_frame
+from atlas_wm.report.intervals import success_interval, wilson
 from atlas_wm.report.page_table import Table
 from atlas_wm.report.runs import Group, Run, Study
 from atlas_wm.report.section import Notice, Section, per_task
@@ -97,7 +97,7 @@ def _draw(axes: Axes, group: Group, rows: Sequence[Row]) -> None:
     drawn = []
     for name, results, _ in rows:
         for what, share, colour in (
-            ("success", _success, group.colour),
+            ("success", success_interval, group.colour),
             ("plans flagged", _flagged, FLAGGED),
         ):
             estimate = Estimate.of([share(result) for result in results])
@@ -122,30 +122,10 @@ def _draw(axes: Axes, group: Group, rows: Sequence[Row]) -> None:
                     spine.set(visible=True, color=LINE)
 
 
-def _success(result: EvaluationResult) -> tuple[float | None, float | None, float | None]:
-    counted = [
-        episode.success
-        for episodes in result.model.episodes.values()
-        for episode in episodes
-        if not (result.protocol.leave_out_solved and episode.solved_at_start)
-    ]
-    return wilson(100 * sum(counted) / len(counted) if counted else None, len(counted))
-
-
 def _flagged(result: EvaluationResult) -> tuple[float | None, float | None, float | None]:
     """The plans of one episode are alike, so the interval is that of as many plans as episodes."""
     planned = sum(episode.plans > 0 for episodes in result.model.episodes.values() for episode in episodes)
     return wilson(result.novel_share, planned)
-
-
-def wilson(percent: float | None, count: int) -> tuple[float | None, float | None, float | None]:
-    """A share of ``count`` in percent, with the ends of its 95 % interval."""
-    if percent is None or not count:
-        return None, None, None
-    z, p = 1.96, percent / 100
-    centre = (p + z**2 / (2 * count)) / (1 + z**2 / count)
-    half = z * sqrt(p * (1 - p) / count + (z / (2 * count)) ** 2) / (1 + z**2 / count)
-    return percent, 100 * (centre - half), 100 * (centre + half)
 
 
 def _table(study: Study) -> Table:

@@ -132,6 +132,11 @@ class PolicyResult:
     def count(self) -> int:
         return sum(len(episodes) for episodes in self.episodes.values())
 
+    @property
+    def steps(self) -> float:
+        """Mean environment steps of an episode; a failure counts as the whole budget."""
+        return float(np.mean([e.steps for episodes in self.episodes.values() for e in episodes]))
+
     def share_of(self, ceiling: "PolicyResult", leave_out_solved: bool) -> float | None:
         """Successes in percent of the ceiling's, over its episodes; None if one is missing here or it has none."""
         mine = {(seed, e.row): e for seed, episodes in self.episodes.items() for e in episodes}

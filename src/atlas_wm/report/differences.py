@@ -1,0 +1,90 @@
+"""Differences between methods on the same episodes, and between a tuned recipe and the same one untuned."""
+
+from collections.abc import Iterator, Sequence
+from functools import partial
+from itertools import permutations
+from typing import NamedTuple
+
+from matplotlib.axes import Axes
+
+from atlas_wm.report import captions
+from atlas_wm.report.intervals import Difference, paired
+from atlas_wm.report.naming import method_name, task_name
+from atlas_wm.report.page_table import Table
+from atlas_wm.report.runs import Group, Study
+from atlas_wm.report.section import Section, per_task
+from atlas_wm.report.style import ALPHAS, Bar, Estimate, Figure, Panel, bars, bars_height
+from atlas_wm.report.success import condition_text, conditions
+from atlas_wm.runs.results import PolicyResult
+
+OURS = "atlas"  # which the others are compared with
+TUNED = "+tuned"  # end of the recipes whose weights a study chose
+HEADER = ["Task", "Condition", "Better, if above 0", "Points of success", "Won, lost", "By training seed"]
+
+
+class Compared(NamedTuple):
+    name: str
+    first: Group
+    difference: Difference
+
+
+def differences_section(study: Study) -> Section:
+    """Empty where nothing can be compared."""
+    section = Section(
+        "differences", "Differences between methods", "Which differences are larger than the choice of episodes?"
+    )
+    panels: list[Panel] = []
+    rows: list[list[str]] = []
+    data = []
+    for task in study.tasks:
+        for condition in conditions(study, task):
+            compared = list(_compared(study.of_task(task), condition))
+            if not compared:
+                continue
+            where = condition_text(study, task, condition)
+            panels.append(
+                Panel(per_task(where, task, study), partial(_draw, rows=compared), bars_height(len(compared)) + 0.3)
+            )
+            for name, _, d in compared:
+                by_seed = d.range_text or "one seed"
+                rows.append([task_name(task), where, name, d.text, f"{d.won}, {d.lost}", by_seed])
+                by_run = " ".join(f"{points:.2f}" for points in d.by_run)
+                data.append({"task": task, "condition": where, "compared": name} | d._asdict() | {"by_run": by_run})
+    if panels:
+        note = "Won: episodes that only the first solves; lost: that only the second does."
+        table = Table("differences", "Differences in success", HEADER, rows, data, note)
+        section.blocks += [
+            Figure("differences", "Differences in success, points", panels, captions.DIFFERENCES, 3),
+            table.without_constant("Task", "Condition", "By training seed"),
+        ]
+    return section
+
+
+def _compared(groups: Sequence[Group], condition: str) -> Iterator[Compared]:
+    for first, second in permutations(groups, 2):
+        name = _name(first, second)
+        if name and (difference := paired(_by_seed(first, condition), _by_seed(second, condition))):
+            yield Compared(name, first, difference)
+
+
+def _name(first: Group, second: Group) -> str:
+    """Of a pair that is compared: of two methods with one recipe, or of two recipes of one method."""
+    recipe, other = (str(group.runs[0].config.get("recipe")) for group in (first, second))
+    if first.method == OURS != second.method and recipe == other:
+        return f"{method_name(first.method)} against {method_name(second.method)}, {recipe}"
+    if first.method == second.method and recipe != other == recipe.removesuffix(TUNED):
+        return f"{method_name(first.method)}, {recipe} against {other}"
+    return ""
+
+
+def _by_seed(group: Group, condition: str) -> dict[int | None, PolicyResult]:
+    return {run.seed: run.evaluations[condition].result.model for run in group.runs if condition in run.evaluations}
+
+
+def _draw(axes: Axes, rows: Sequence[Compared]) -> None:
+    drawn = []
+    for name, group, d in rows:
+        estimate = Estimate(d.points, d.low, d.high)
+        drawn.append(Bar(name, estimate, group.colour, ALPHAS[min(group.variant, 2)], f"{d.points:+.1f}"))
+    bars(axes, drawn, reference=(0.0, ""))
+    axes.set_xlabel("points of success")

@@ -1,0 +1,73 @@
+"""Ways to plan: one row for each, against the paper's, and out of the main figure."""
+
+import json
+
+import pytest
+from made_up import make_run
+
+from atlas_wm.config import PlanConfig
+from atlas_wm.report.page_table import Table
+from atlas_wm.report.runs import read_study
+from atlas_wm.report.style import Figure
+from atlas_wm.report.success import main_section
+from atlas_wm.report.ways import way_name, ways_section
+
+PLANS = {
+    "temporal": {"cost": "temporal", "execute": 1, "start": "retrieval"},
+    "nearest": {"cost": "nearest", "execute": 1},
+}
+
+
+@pytest.fixture
+def study(tmp_path):
+    """At offset 50 every plan of the paper's fails, and those of the others all succeed."""
+    run = make_run(tmp_path / "run", "atlas", seeds=(42,))
+    path = run / "evaluation/all_offset50_budget75.json"
+    plain = json.loads(path.read_text())
+
+    def outcome(success: bool, steps: int) -> dict:
+        episodes = [
+            {**e, "success": success, "steps": steps, "row": i, "episode": i}
+            for i, e in enumerate(plain["model"]["episodes"]["42"])
+        ]
+        rate = {"success_mean": 100.0 * success, "success_by_seed": {"42": 100.0 * success}}
+        return {**plain["model"], "episodes": {"42": episodes}, **rate}
+
+    path.write_text(json.dumps({**plain, "model": outcome(False, 75), "replay": outcome(True, 50)}))
+    for name, plan in PLANS.items():
+        other = {**plain, "plan": {**plain["plan"], **plan}, "model": outcome(True, 20)}
+        other |= {"random": None, "replay": None}
+        (run / f"evaluation/{name}.json").write_text(json.dumps(other))
+    return read_study([run])
+
+
+def test_each_plan_is_compared_with_the_papers_on_the_same_episodes(study):
+    figure, table = ways_section(study).blocks
+    assert isinstance(figure, Figure) and [p.title for p in figure.panels] == ["ATLAS, offset 50, budget 75, all"]
+    assert isinstance(table, Table)
+    shown = [dict(zip(table.header, row, strict=True)) for row in table.rows]
+    assert [row["Plan"] for row in shown] == [
+        "terminal (the paper's)",
+        "nearest, replanned every 1",
+        "temporal, replanned every 1, retrieval",
+    ]
+    assert [row["Against the first, points"] for row in shown] == ["–", *["+100.0 [+100.0, +100.0]"] * 2]
+    assert [row["Won, lost"] for row in shown] == ["–", "4, 0", "4, 0"]
+    assert [row["Steps"] for row in shown] == ["75.0", "20.0", "20.0"]
+    assert [row["Of replayed actions, %"] for row in shown] == ["0.0", "100.0", "100.0"]  # also where not replayed
+    assert table.best == {(1, "Success, %"), (2, "Success, %")}
+
+
+def test_the_main_figure_shows_one_of_them(study):
+    (figure,) = (b for b in main_section(study).blocks if isinstance(b, Figure))
+    assert [p.title.partition(",")[0] for p in figure.panels] == ["offset 25", "offset 50"]
+
+
+def test_one_way_needs_no_section(tmp_path):
+    assert ways_section(read_study([make_run(tmp_path / "run", "atlas", seeds=(42,))])).blocks == []
+
+
+def test_names_say_what_differs_from_the_paper():
+    assert way_name(PlanConfig()) == way_name(PlanConfig(iterations=3)) == "terminal (the paper's)"
+    assert way_name(PlanConfig(start="retrieval")) == "terminal, retrieval"
+    assert way_name(PlanConfig(cost="my:Cost", execute=2)) == "my:Cost, replanned every 2"
