@@ -57,6 +57,10 @@ def test_a_file_says_what_a_study_compares(tmp_path):
         ("[datasets.pusht]\nepisodes = 3", "none of the tasks tworoom"),
         ("[datasets.tworoom]\nepisodes = 0", "at least 1"),
         ("recipes = ['tuned']\nmethods = ['lewm']", "no --recipe tuned for lewm on tworoom"),
+        ("[datasets.tworoom]\neval_episodes = -1", "eval_episodes must be at least 1"),
+        ("[datasets.tworoom]\neval_episodes = 5\neval_path = 'a.h5'", "give one of them"),
+        ("[datasets.tworoom]\neval_demonstrator = ['a=1']", "which is 0"),
+        ("[datasets.tworoom]\npath = 'a.h5'\neval_path = 'a.h5'", "which models are trained on"),
         ("part = 'some'", "'heldout' or 'all'"),
         ("mark = 0.0", "above 0"),
         ("seeds = ", "TOML"),
@@ -103,6 +107,55 @@ def test_your_own_task_is_named_where_it_is_imported_and_its_data_is_not_collect
     for unit in units.values():
         assert ("my_task:Mine" in unit.command) == (unit.kind != "report")
     assert "data/mine.h5" in units["train atlas"].command
+
+
+APART = Dataset(episodes=20, demonstrator=("action_noise=3",), eval_episodes=7, format="h5")
+
+
+def test_evaluations_may_have_demonstrations_of_their_own(tmp_path):
+    units = units_of(replace(STUDY, seeds=1, datasets={"tworoom": APART}), tmp_path)
+    path = str(tmp_path / "tworoom-evaluation.h5")
+    collect, test = units["collect tworoom for evaluation"], units["eval atlas 50"]
+    assert " ".join(collect.command).endswith(f"--episodes 7 --out {path} --seed 2")
+    assert set(test.needs) == {"train atlas", collect.name} and collect.name not in units["train atlas"].needs
+    assert test.command[2:4] == ("--data", path) and "--part" not in test.command
+    as_paper = units_of(replace(STUDY, seeds=1, part="all", datasets={"tworoom": APART}), tmp_path)
+    assert "collect tworoom for evaluation" not in as_paper and "--data" not in as_paper["eval atlas 50"].command
+    theirs = Dataset("data/mine.h5", eval_path="data/other.h5")
+    units = units_of(replace(STUDY, seeds=1, datasets={"tworoom": theirs}), tmp_path)
+    assert not [u for u in units.values() if u.kind == "collect"]
+    assert "data/other.h5" in units["eval atlas 50"].command
+
+
+def test_another_evaluation_dataset_evaluates_again_and_trains_nothing(tmp_path):
+    study = replace(STUDY, seeds=1, datasets={"tworoom": APART})
+    run(study, tmp_path)
+    more = replace(study, datasets={"tworoom": replace(APART, eval_episodes=9)})
+    names = run(more, tmp_path)[0].names
+    assert "collect tworoom for evaluation" in names and "eval lewm 25" in names
+    assert (
+        not [n for n in names if n.startswith(("train", "collect tworoom for t"))]
+        and "collect tworoom" not in names
+    )
+
+
+def test_a_temporal_cost_gets_its_head_first_and_other_costs_do_not_wait_for_it(tmp_path):
+    ways = (Evaluation(25), Evaluation(50, flags=("--cost", "temporal")))
+    units = units_of(replace(STUDY, seeds=1, evaluations=ways, head=("--steps", "9")), tmp_path)
+    assert units["head atlas"].command == ("head", str(tmp_path / "atlas"), "--steps", "9")
+    assert units["head atlas"].needs == ("train atlas",) and units["eval atlas 25"].needs == ("train atlas",)
+    assert units["eval atlas 50 cost temporal"].needs == ("train atlas", "head atlas")
+    by_setting = replace(STUDY, seeds=1, settings={"plan.cost": "temporal"}, evaluations=(Evaluation(25),))
+    assert "head atlas" in units_of(by_setting, tmp_path)["eval atlas 25"].needs
+    assert not [u for u in units_of(STUDY, tmp_path).values() if u.kind == "head"]
+
+
+def test_every_way_to_plan_is_evaluated_on_the_same_episodes(tmp_path):
+    units = units_of(changed(STUDIES["planning"], tasks=("pusht",)), tmp_path)
+    evaluated = [u.command for u in units.values() if u.kind == "eval"]
+    assert len(evaluated) == 15 and all("pusht-evaluation.lance" in c[3] for c in evaluated)
+    assert sum("--policy" not in c for c in evaluated) == 3  # floor and ceiling once for each offset
+    assert sum("head atlas" in u.needs for u in units.values() if u.kind == "eval") == 6
 
 
 def test_a_second_call_runs_nothing_and_a_change_redoes_what_depends_on_it(tmp_path):
@@ -227,18 +280,26 @@ def test_from_nothing_to_a_report(tmp_path, capsys, monkeypatch):
     (tmp_path / "mine.toml").write_text(
         "methods = ['atlas']\nrecipes = ['demo']\ndiagnostics = []\nmark = 100.0\n"
         "settings = {'train.steps' = 8, 'train.batch' = 8, 'train.validate-every' = 8}\n"
-        "[datasets.tworoom]\nepisodes = 12\npixels = false\nformat = 'h5'\n"
-        "[[evaluations]]\noffset = 25\nepisodes = 2\nseeds = [42]\n"
-        "flags = ['--candidates', '8', '--elites', '3', '--films', '0', '--workers', '1']\n"
+        "head = ['--steps', '3', '--frames', '50']\n"
+        "[datasets.tworoom]\nepisodes = 12\npixels = false\nformat = 'h5'\neval_episodes = 6\n"
+        + "".join(
+            "[[evaluations]]\noffset = 25\nepisodes = 2\nseeds = [42]\n"
+            "flags = ['--candidates', '8', '--elites', '3', '--films', '0', '--workers', '1', '--cost', "
+            f"'{cost}']\n"
+            for cost in ("terminal", "temporal")
+        )
     )
     out = tmp_path / "out"
     main(["study", str(tmp_path / "mine.toml"), "--out", str(out)])
     first = capsys.readouterr().out
-    assert "0 of 4 units are done" in first and (out / "report" / "index.html").exists()
-    assert re.search(r"time: collect \d+ s, train \d+ s, eval \d+ s, report \d+ s; together", first)
-    (row,) = csv.DictReader((out / "study.csv").open())
-    assert ("not reached by tworoom atlas demo 3072 at offset 25" in first) == (float(row["success"]) < 100)
-    assert (out / "tworoom.h5").exists()
-    assert ",".join(row.values()).startswith("tworoom,atlas,demo,3072,25,50,terminal,zero,")
+    assert "0 of 7 units are done" in first and (out / "report" / "index.html").exists()
+    assert re.search(r"time: collect \d+ s, train \d+ s, head \d+ s, eval \d+ s, report \d+ s; together", first)
+    rows = list(csv.DictReader((out / "study.csv").open()))
+    reached = all(float(row["success"]) == 100 for row in rows)
+    assert ("not reached by tworoom atlas demo 3072 at offset 25" in first) != reached
+    assert (out / "tworoom.h5").exists() and (out / "tworoom-evaluation.h5").exists()
+    assert [row["cost"] for row in rows] == ["terminal", "temporal"]
+    assert ",".join(rows[0].values()).startswith("tworoom,atlas,demo,3072,25,50,terminal,zero,5,")
+    assert 0 < float(rows[0]["steps"]) <= 50 and float(rows[0]["ms_per_plan"]) > 0 and rows[0]["replay"] == "100.0"
     main(["study", str(tmp_path / "mine.toml"), "--out", str(out)])
-    assert "4 of 4 units are done" in capsys.readouterr().out
+    assert "7 of 7 units are done" in capsys.readouterr().out

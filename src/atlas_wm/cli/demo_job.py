@@ -23,6 +23,7 @@ DOES = {
     "collect": "collecting demonstrations (states and actions; frames are drawn from states)",
     "try": "training {run} to choose a weight",
     "train": "training {run}",
+    "head": "fitting the temporal head of {run}",
     "eval": "planning held-out episodes with {run}",
     "diagnose": "diagnosing: when can these models be trusted?",
     "report": "writing the report",

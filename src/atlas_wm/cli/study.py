@@ -5,8 +5,8 @@ import os
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
 from functools import partial
+from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -41,10 +41,10 @@ def study(
 ) -> None:
     """Collect, train, evaluate, diagnose and report every task × method × recipe × training seed of a study.
 
-    A study is demo, ablation, paper, fair, speedrun, or a TOML file (docs/guides/study.md). Each unit of it is a
-    command that you could type. Finished units are not run again: call it again after an interruption or a change,
-    and only what is missing or depends on the change runs. A failed unit is tried once more, from its checkpoint;
-    the others go on.
+    A study is demo, ablation, paper, fair, planning, speedrun, or a TOML file (docs/guides/study.md). Each unit of
+    it is a command that you could type. Finished units are not run again: call it again after an interruption or a
+    change, and only what is missing or depends on the change runs. A failed unit is tried once more, from its
+    checkpoint; the others go on.
 
         atlas study ablation --tasks tworoom --seeds 3 --dry-run
         atlas study ablation --tasks tworoom --seeds 3
@@ -198,29 +198,14 @@ def summarise(
     console: Console, study: "Study", out: Path, progress: "Mapping[str, Progress]", records: "Records"
 ) -> None:
     from atlas_wm.report.table import print_results
-    from atlas_wm.runs.results import read_results
-    from atlas_wm.study.tries import last_score, read_tries
-    from atlas_wm.study.units import run_folders
+    from atlas_wm.study.results import evaluated_runs, plain_results, study_rows
+    from atlas_wm.study.tries import read_tries
 
-    rows: list[dict[str, object]] = []
-    for task in study.tasks:
-        for recipe in study.recipes:
-            results = []
-            for run, folder in run_folders(study).items():
-                if (run.task, run.recipe) != (task, recipe) or not (out / folder / "evaluation").exists():
-                    continue
-                mine = [r for r in read_results(out / folder).values() if not r.variation]
-                results += mine
-                cost = {f"{kind}_minutes": _minutes(progress, kind, run) for kind in ("train", "eval")}
-                score = last_score(out / folder)
-                for r in mine:
-                    rows.append(asdict(run) | {"offset": r.protocol.offset, "budget": r.protocol.budget})
-                    rows[-1] |= {"cost": r.plan.cost, "start": r.plan.start, "success": r.model.success_mean}
-                    rows[-1] |= {"id": r.model.success_id_mean, "ood": r.model.success_ood_mean}
-                    rows[-1] |= {"without_solved": r.model.success_without_solved, **cost, "score": score}
-            if results:
-                console.print(f"\n[bold]{task}, recipe {recipe}[/]")
-                print_results(results)
+    rows = study_rows(study, out, progress)
+    for task, recipe in product(study.tasks, study.recipes):
+        if results := [r for run in evaluated_runs(study, out, task, recipe) for r in plain_results(run)]:
+            console.print(f"\n[bold]{task}, recipe {recipe}[/]")
+            print_results(results)
     for one in read_tries(study, progress):
         if one.chosen:
             text = "{task} {method} {recipe}: {weights} ({factor:g} times the recipe's; planning score {score:.3f})"
@@ -254,8 +239,3 @@ def time_split(progress: "Mapping[str, Progress]") -> str:
         times[p.unit.kind] += p.seconds
     split = ", ".join(f"{kind} {duration(seconds)}" for kind, seconds in times.items())
     return f"time: {split}; together {duration(sum(times.values()))}"
-
-
-def _minutes(progress: "Mapping[str, Progress]", kind: str, run: object) -> float:
-    seconds = (p.seconds for p in progress.values() if p.unit.kind == kind and p.unit.run == run)
-    return round(sum(seconds) / 60, 2)

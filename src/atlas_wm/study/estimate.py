@@ -32,7 +32,7 @@ def estimate(unit: Unit, study: Study, known: Collection[Progress], cores: int, 
     size = 0.0
     if unit.kind == "collect":
         task = unit.command[1]
-        rows = study.dataset(task).episodes * ROWS.get(task, 0)
+        rows = int(_flag(unit, "--episodes")) * ROWS.get(task, 0)
         size = rows * BYTES.get(task, 0)
         guess = rows / (ROWS_PER_SECOND[task] * min(cores, 6 if task == "cube" else cores)) if rows else None
     elif unit.kind in ("try", "train") and unit.run is not None:
@@ -50,7 +50,9 @@ def estimate(unit: Unit, study: Study, known: Collection[Progress], cores: int, 
         episodes = int(_flag(unit, "--episodes")) * len(_flag(unit, "--seeds").split(","))
         guess = episodes / EPISODES_PER_SECOND[gpu] + 15
     else:
-        guess = {"report": 15.0, "diagnose": 100.0 * max(1, (len(unit.command) - 3) / 2)}.get(unit.kind)
+        guess = {"report": 15.0, "head": 60.0, "diagnose": 100.0 * max(1, (len(unit.command) - 3) / 2)}.get(
+            unit.kind
+        )
     return Estimate(median(measured) if measured else guess, size)
 
 

@@ -27,15 +27,38 @@ class Dataset:
     format: Literal["lance", "h5"] = "lance"
     try_path: str | None = None
     """With ``path``, for recipes that are tuned: another dataset, which only the tries use."""
+    eval_episodes: int = 0
+    """Record as many others, with another seed, and evaluate on them instead of held-out episodes of these."""
+    eval_demonstrator: tuple[str, ...] = ()
+    """NAME=VALUE for those: noise in the training data need not be in the goals."""
+    eval_path: str | None = None
+    """Or evaluate on this dataset, which exists."""
 
     def __post_init__(self) -> None:
         check_types("", self)
         require(self.episodes >= 1, "episodes must be at least 1")
+        require(self.eval_episodes >= 0, "eval_episodes must be at least 1, or 0 for held-out episodes")
+        require(
+            self.eval_path is None or not self.eval_episodes,
+            "eval_path names a dataset that exists, eval_episodes collects one: give one of them",
+        )
+        require(
+            bool(self.eval_episodes) or not self.eval_demonstrator,
+            "eval_demonstrator is for the episodes of eval_episodes, which is 0",
+        )
         require(self.try_path is None or self.path is not None, "try_path needs path: both exist, or neither")
         require(
             self.try_path is None or Path(self.try_path).resolve() != Path(self.path or "").resolve(),
             f"try_path must not be path, {self.path}: tries would choose on episodes that are evaluated",
         )
+        require(
+            self.eval_path is None or self.eval_path not in (self.path, self.try_path),
+            f"eval_path must not be {self.eval_path}, which models are trained on",
+        )
+
+    @property
+    def evaluated_apart(self) -> bool:
+        return self.eval_path is not None or self.eval_episodes > 0
 
 
 @dataclass(frozen=True)
@@ -74,7 +97,9 @@ class Study:
     """By task."""
     evaluations: tuple[Evaluation, ...] = (Evaluation(25), Evaluation(50))
     part: Literal["heldout", "all"] = "heldout"
-    """Evaluate on episodes that training never saw, or on `all`, as the paper does."""
+    """Evaluate on episodes that training never saw, or on `all` of the training data, as the paper does."""
+    head: tuple[str, ...] = ()
+    """Flags of `atlas head`, which fits the head for evaluations with --cost temporal."""
     diagnostics: tuple[str, ...] = ("all",)
     mark: float | None = None
     """Success in % that a run has to reach in every evaluation; the summary says which runs do."""
@@ -129,9 +154,20 @@ def file_name(text: str) -> str:
 
 DATASETS = {  # where a study says nothing
     "tworoom": Dataset(episodes=5000, pixels=False),
-    "pusht": Dataset(episodes=2500, demonstrator=("white_noise=0.4",)),
-    "cube": Dataset(episodes=1000, demonstrator=("targets=many", "action_noise=0.3", "shadow_size=1024")),
+    "pusht": Dataset(episodes=2500, demonstrator=("white_noise=0.4",), eval_episodes=300),
+    "cube": Dataset(
+        episodes=1000,
+        demonstrator=("targets=many", "action_noise=0.3", "shadow_size=1024"),
+        eval_episodes=100,  # one target each, the harness' rule
+    ),
 }
+WAYS = (  # to plan: the paper's first
+    ("--cost", "terminal", "--replan-every", "5"),
+    ("--cost", "nearest", "--replan-every", "1"),
+    ("--cost", "nearest", "--replan-every", "1", "--start", "retrieval"),
+    ("--cost", "temporal", "--replan-every", "1"),
+    ("--cost", "temporal", "--replan-every", "1", "--start", "retrieval"),
+)
 ARMS = ("lewm", "lewm+ood", "wemreg", "atlas")
 STUDIES = {
     "demo": Study(
@@ -152,6 +188,16 @@ STUDIES = {
         ("paper", "paper+tuned"),
         seeds=3,
         try_settings={"train.steps": 2000},
+        diagnostics=(),
+    ),
+    "planning": Study(  # the same models and episodes, every way to plan; floor and ceiling with the first
+        ("tworoom", "pusht", "cube"),
+        ("atlas",),
+        ("tuned",),
+        evaluations=tuple(
+            Evaluation(offset, flags=(*way, *(() if way is WAYS[0] else ("--policy", "model"))))
+            for offset, way in product((25, 50, 100), WAYS)
+        ),
         diagnostics=(),
     ),
     "speedrun": Study(  # the least time from nothing to a model that plans

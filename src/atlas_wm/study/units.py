@@ -9,15 +9,16 @@ from pathlib import Path
 from typing import Any, Literal
 
 from atlas_wm.recipes import recipe_config, untuned
-from atlas_wm.runs.folder import WEIGHTS
+from atlas_wm.runs.folder import TEMPORAL_HEAD, WEIGHTS
 from atlas_wm.settings import Options, to_dict
 from atlas_wm.study.study import FIRST_SEED, Dataset, Evaluation, Study, file_name
 from atlas_wm.study.tuning import Tuned, all_tuned, weight_settings
 
-Kind = Literal["collect", "try", "train", "eval", "diagnose", "report"]
+Kind = Literal["collect", "try", "train", "head", "eval", "diagnose", "report"]
+Purpose = Literal["", "tries", "evaluation"]  # of demonstrations; "": to train on
 TUNING = "tuning.csv"  # the table of tries
 TRY_SEED = FIRST_SEED - 1  # of tries: none of the other runs'
-TRY_DATA_SEED = 1  # of the demonstrations for tries; the others have 0
+DATA_SEEDS: dict[Purpose, int] = {"": 0, "tries": 1, "evaluation": 2}
 
 
 @dataclass(frozen=True)
@@ -56,22 +57,26 @@ def units_of(study: Study, out: Path, chosen: Mapping[Tuned, float] | None = Non
         units[name] = Unit(name, kind, tuple(command), makes, tuple(needs), key, run)
         return name
 
+    def dataset(task: str, purpose: Purpose = "") -> tuple[str, list[str]]:
+        """Its path, and the unit that collects it, if it does not exist."""
+        described = study.dataset(task)
+        path = {"": described.path, "tries": described.try_path, "evaluation": described.eval_path}[purpose]
+        if path is not None:
+            return path, []
+        path = str(out / f"{file_name(task)}{purpose and '-'}{purpose}.{described.format}")
+        name = f"collect {task}" + (f" for {purpose}" if purpose else "")
+        if name not in units:
+            add(name, "collect", collect_command(task, described, path, purpose), Path(path))
+        return path, [name]
+
     runs: dict[RunName, Path] = {run: out / folder for run, folder in run_folders(study).items()}
-    data, collected = dict[str, str](), dict[str, list[str]]()
     for task in study.tasks:
-        dataset = study.dataset(task)
-        data[task] = dataset.path or str(out / f"{file_name(task)}.{dataset.format}")
-        if dataset.path is None:
-            command = collect_command(task, dataset, data[task])
-            collected[task] = [add(f"collect {task}", "collect", command, Path(data[task]))]
+        dataset(task)
+        if evaluated_apart(study, task):
+            dataset(task, "evaluation")
     tries: dict[Tuned, list[str]] = {}
     for one in all_tuned(study):
-        dataset = study.dataset(one.task)
-        path = dataset.try_path or str(out / f"{file_name(one.task)}-tries.{dataset.format}")
-        needs = [f"collect {one.task} for tries"] if dataset.try_path is None else []
-        if needs and needs[0] not in units:
-            command = [*collect_command(one.task, dataset, path), "--seed", str(TRY_DATA_SEED)]
-            add(needs[0], "collect", command, Path(path))
+        path, needs = dataset(one.task, "tries")
         run = RunName(one.task, one.method, untuned(one.recipe), TRY_SEED)
         tries[one] = []
         for factor in study.tries:
@@ -86,15 +91,25 @@ def units_of(study: Study, out: Path, chosen: Mapping[Tuned, float] | None = Non
             given = given | weight_settings(study, one, (chosen or {}).get(one))
         if study.part == "heldout":
             given = whole_episodes(run, given)
-        command = train_command(run, data[run.task], folder, given)
-        needs = [*collected.get(run.task, []), *tries.get(one, [])]
+        path, needs = dataset(run.task)
+        command = train_command(run, path, folder, given)
         facts = {"settings": to_dict(recipe_config(run.recipe, run.method, run.task)), "run": run}
-        add(f"train {folder.name}", "train", command, folder / WEIGHTS, needs, **facts)
+        add(f"train {folder.name}", "train", command, folder / WEIGHTS, [*needs, *tries.get(one, [])], **facts)
     for run, folder in runs.items():
+        trained = [f"train {folder.name}"]
+        if any(cost_of(evaluation, study, run) == "temporal" for evaluation in study.evaluations):
+            command = ["head", str(folder), *study.head, *own_task(run.task)]
+            add(f"head {folder.name}", "head", command, folder / TEMPORAL_HEAD, trained, run=run)
         for evaluation in study.evaluations:
             name = f"eval {folder.name} {evaluation.offset}{''.join(' ' + f.lstrip('-') for f in evaluation.flags)}"
-            command = ["eval", str(folder), *evaluation_flags(evaluation, study.part), *own_task(run.task)]
-            add(name, "eval", command, folder / "evaluation", [f"train {folder.name}"], run=run)
+            needs, episodes = list(trained), ["--part", study.part]
+            if cost_of(evaluation, study, run) == "temporal":
+                needs.append(f"head {folder.name}")
+            if evaluated_apart(study, run.task):
+                path, collected = dataset(run.task, "evaluation")
+                needs, episodes = needs + collected, ["--data", path]
+            command = ["eval", str(folder), *episodes, *evaluation_flags(evaluation), *own_task(run.task)]
+            add(name, "eval", command, folder / "evaluation", needs, run=run)
     of_runs = [u for u in units.values() if u.kind in ("train", "eval")]
     if study.diagnostics:
         for task in study.tasks:
@@ -110,10 +125,27 @@ def units_of(study: Study, out: Path, chosen: Mapping[Tuned, float] | None = Non
     return units
 
 
-def collect_command(task: str, dataset: Dataset, path: str) -> list[str]:
-    command = ["collect", task, "--episodes", str(dataset.episodes), "--out", path]
+def collect_command(task: str, dataset: Dataset, path: str, purpose: Purpose = "") -> list[str]:
+    episodes, demonstrator = dataset.episodes, dataset.demonstrator
+    if purpose == "evaluation":
+        episodes, demonstrator = dataset.eval_episodes, dataset.eval_demonstrator
+    command = ["collect", task, "--episodes", str(episodes), "--out", path]
     command += [] if dataset.pixels else ["--no-pixels"]
-    return command + (["--demonstrator", *dataset.demonstrator] if dataset.demonstrator else [])
+    command += ["--demonstrator", *demonstrator] if demonstrator else []
+    return command + (["--seed", str(DATA_SEEDS[purpose])] if purpose else [])
+
+
+def evaluated_apart(study: Study, task: str) -> bool:
+    """Whether evaluations have demonstrations of their own."""
+    return study.part == "heldout" and study.dataset(task).evaluated_apart
+
+
+def cost_of(evaluation: Evaluation, study: Study, run: "RunName") -> str:
+    """The planning cost of an evaluation."""
+    if "--cost" in evaluation.flags[:-1]:
+        return evaluation.flags[evaluation.flags.index("--cost") + 1]
+    own = recipe_config(run.recipe, run.method, run.task).plan.cost
+    return str(study.settings.get("plan.cost", own))
 
 
 def train_command(run: RunName, data: str, folder: Path, settings: Options) -> list[str]:
@@ -144,8 +176,8 @@ def own_task(task: str) -> list[str]:
     return ["--task", task] if ":" in task else []
 
 
-def evaluation_flags(evaluation: Evaluation, part: str) -> Iterator[str]:
-    yield from ("--part", part, "--offset", str(evaluation.offset))
+def evaluation_flags(evaluation: Evaluation) -> Iterator[str]:
+    yield from ("--offset", str(evaluation.offset))
     if evaluation.budget is not None:
         yield from ("--budget", str(evaluation.budget))
     yield from ("--episodes", str(evaluation.episodes), "--seeds", ",".join(map(str, evaluation.seeds)))
