@@ -40,6 +40,7 @@ class RemotePlan(NamedTuple):
     latents: np.ndarray | None  # only if asked for
     novelty: Any  # named numbers, percentiles 0 to 100; None where the run has no bank
     remaining: float
+    risk: float | None  # None from a server of an older version
     rest: np.ndarray  # pass the plan as ``last`` to start the next search from it
     seconds: dict[str, float]  # waiting, planning, total: on the server, without the network
 
@@ -158,6 +159,7 @@ class RemotePlanner:
             latents=answer.get("latents"),
             novelty=novelty and namedtuple("Novelty", novelty)(**novelty),
             remaining=answer["remaining"],
+            risk=answer.get("risk"),
             rest=answer["rest"],
             seconds=answer["server_timing"],
         )

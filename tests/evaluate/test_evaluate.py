@@ -59,7 +59,7 @@ def test_an_episodes_record_does_not_depend_on_its_company(worker, data):
     assert {r.plans for r in together} > {1}  # some had to plan again
 
 
-def test_a_record_has_the_remaining_distance_of_the_first_plan(worker, data):
+def test_a_record_has_what_the_first_plan_said(worker, data):
     protocol = Protocol(25, 30, 6, (1,))
     rows = tuple(draw_starts(data, protocol, 1).tolist())
     again = [r for r in worker.run(Job("model", protocol, 1, rows)).records if r.plans > 1]
@@ -67,8 +67,8 @@ def test_a_record_has_the_remaining_distance_of_the_first_plan(worker, data):
     for record in again:
         frame, goal = data.frames_of(np.array([record.row, record.row + 25])).split(1)
         (plan,) = worker.planner.plan_batch(frame, goal, [make_rng(1, record.row, 0)])
-        assert record.remaining == plan.remaining
-    assert {r.remaining for r in worker.run(Job("random", protocol, 1, rows)).records} == {None}
+        assert (record.remaining, record.risk) == (plan.remaining, plan.risk)
+    assert {(r.remaining, r.risk) for r in worker.run(Job("random", protocol, 1, rows)).records} == {(None, None)}
 
 
 def test_success_is_the_environments_and_the_budget_holds(worker, data, task):

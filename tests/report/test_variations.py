@@ -1,6 +1,7 @@
 """The figure of varied environments: a row for each variation, with its frame."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import matplotlib.pyplot as plt
@@ -14,7 +15,9 @@ from atlas_wm.report.runs import read_study
 from atlas_wm.report.section import Notice
 from atlas_wm.report.style import Figure
 from atlas_wm.report.success import main_section
+from atlas_wm.report.table import risk_line
 from atlas_wm.report.variations import variations_section
+from atlas_wm.runs.results import EvaluationResult
 
 VARIATIONS = {"agent": {"agent.color": [0.0, 0.0, 255.0]}, "door": {"door.position": [150.0]}}
 
@@ -26,7 +29,7 @@ def run(tmp_path) -> Path:
     plain = json.loads((run / "evaluation/all_offset50_budget75.json").read_text())
     failed = [{**episode, "success": False} for episode in plain["model"]["episodes"]["42"]]
     varied = {**plain, "model": {**plain["model"], "episodes": {"42": failed}}}
-    varied |= {"novel_plans": plain["model"]["plans"], "remaining_auroc": 0.914}
+    varied |= {"novel_plans": plain["model"]["plans"], "remaining_auroc": 0.614, "risk_auroc": 0.914}
     for name, variation in VARIATIONS.items():
         (run / f"evaluation/{name}.json").write_text(json.dumps({**varied, "variation": variation}))
         np.savez_compressed(run / f"evaluation/{name}.films.npz", row7=np.full((3, 16, 16, 3), 200, np.uint8))
@@ -56,11 +59,12 @@ def test_each_variation_is_a_row_below_the_plain_evaluation(run):
     assert texts[-4:] == ["door.position=150 · success", "0 %", "plans flagged", "100 %"]
     assert images == 2  # the plain evaluation has no film
     (table,) = (b for b in variations_section(read_study([run])).blocks if isinstance(b, Table))
-    assert table.header[-1] == "AUROC of remaining" and [row[-1] for row in table.rows] == ["0.91", "0.91"]
+    assert table.header[-2:] == ["AUROC of remaining", "AUROC of risk"]
+    assert [row[-2:] for row in table.rows] == [["0.61", "0.91"]] * 2
     notes = [b.text for b in main_section(read_study([run])).blocks if isinstance(b, Notice)]
-    assert (
-        sum("remaining distance of the first plan predicts failure with AUROC 0.91" in note for note in notes) == 2
-    )
+    assert sum("risk of the first plan predicts failure with AUROC 0.91" in note for note in notes) == 2
+    older = EvaluationResult.read(run / "evaluation/door.json")
+    assert risk_line(replace(older, risk_auroc=None)).startswith("remaining distance of the first plan predicts")
 
 
 def test_no_variation_no_section(run):

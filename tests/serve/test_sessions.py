@@ -15,7 +15,7 @@ from atlas_wm.client import RemoteError, pack, unpack
 
 
 def same(remote, local):
-    fields = ("actions", "cost", "start_cost", "remaining", "rest", "novelty")
+    fields = ("actions", "cost", "start_cost", "remaining", "risk", "rest", "novelty")
     return all(np.array_equal(getattr(remote, name), getattr(local, name)) for name in fields)
 
 

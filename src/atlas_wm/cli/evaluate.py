@@ -92,7 +92,7 @@ def evaluate(
     run = working_copy(run)
     info, _ = read_run(run)
     from atlas_wm.evaluate.protocol import Protocol
-    from atlas_wm.report.table import beside_plain, ceiling_line, print_results, remaining_line
+    from atlas_wm.report.table import beside_plain, ceiling_line, print_results, risk_line
     from atlas_wm.runs.results import read_results
     from atlas_wm.tasks import get_task_of
     from atlas_wm.tasks.variation import NO_VARIATION, list_variations, parse_variation
@@ -124,7 +124,7 @@ def evaluate(
         precision=search.precision,
     )
     print_results(reports)
-    for line in filter(None, (ceiling_line(reports[0]), remaining_line(reports[0]))):
+    for line in filter(None, (ceiling_line(reports[0]), risk_line(reports[0]))):
         print(line)
     if reports[0].variation:
         print(beside_plain(reports[0], list(read_results(run).values())))

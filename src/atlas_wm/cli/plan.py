@@ -105,7 +105,9 @@ def plan(
     - actions: what to execute, in the environment's units
     - cost, start_cost: latent distance to the goal at the end of the plan, and now; in model steps with --cost
       temporal
-    - remaining: the share of that distance that is left at the end; high values predict failure
+    - remaining: the share of that distance that is left at the end
+    - crossed: the share of what changed in the scene that lies on the imagined path
+    - risk: 1 - (1 - remaining) (1 - crossed); high values predict failure
     - novelty: percentiles of the latents of frame, goal and predicted end, and of the images of frame and goal,
       among known frames. 50 is typical; do not trust a plan with one above 99.
     - seconds, peak_memory: planning time, and memory in bytes
@@ -167,6 +169,8 @@ def plan(
         "cost": result.cost,
         "start_cost": result.start_cost,
         "remaining": result.remaining,
+        "crossed": result.crossed,
+        "risk": result.risk,
     }
     answer["novelty"] = result.novelty and result.novelty._asdict()
     print(json.dumps({**answer, "seconds": planner.seconds, "peak_memory": peak_memory(planner.device)}))

@@ -18,7 +18,7 @@ from atlas_wm.evaluate.env_batch import FILM_EVERY
 from atlas_wm.evaluate.novelty import Draws, draw_and_label
 from atlas_wm.evaluate.oracle import EPISODES as ORACLE_EPISODES
 from atlas_wm.evaluate.oracle import oracle_plan
-from atlas_wm.evaluate.statistics import remaining_auroc, summarise
+from atlas_wm.evaluate.statistics import failure_auroc, summarise
 from atlas_wm.evaluate.worker import Job, JobResult, Setup, run_beside_envs, run_in_workers
 from atlas_wm.parallel.devices import pick_device
 from atlas_wm.parallel.launch import own_cores, processes
@@ -266,7 +266,8 @@ def _assemble(
         oracle_plan=searched,
         variation={name: tuple(values) for name, values in setup.variation.items()},
         novel_plans=_novel_plans(results),
-        remaining_auroc=remaining_auroc(model),
+        remaining_auroc=failure_auroc(model, "remaining"),
+        risk_auroc=failure_auroc(model, "risk"),
         share_of_oracle=model.share_of(oracle, protocol.leave_out_solved) if oracle else None,
         **work,
     )

@@ -27,14 +27,15 @@ class Episode:
     goal: Any = None  # the same of the goal
     plans: int = 0
     remaining: float | None = None  # Plan.remaining of the first
+    risk: float | None = None  # Plan.risk of the first
     rest: np.ndarray | None = None  # actions of the last plan that were not executed
     ending: EpisodeEnd | None = None
 
 
 def record_of(
-    data: EpisodeData, row: int, offset: int, ending: EpisodeEnd, plans: int, remaining: float | None = None
+    data: EpisodeData, row: int, offset: int, ending: EpisodeEnd, plans: int, **first: float | None
 ) -> EpisodeRecord:
-    """The record of the episode that started in a row of the dataset."""
+    """The record of the episode that started in a row of the dataset. first: what its first plan said."""
     (episode,), (start,) = data.locate(np.array([row]))
     return EpisodeRecord(
         row=row,
@@ -47,7 +48,7 @@ def record_of(
         last_states=ending.last_states.tolist(),
         plans=plans,
         error=ending.error,
-        remaining=remaining,
+        **first,
     )
 
 
@@ -65,8 +66,8 @@ def planning_policy(
         plans = planner.plan_batch(frames, goals, rngs, [e.rest for e in episodes])
         for episode, plan in zip(episodes, plans, strict=True):
             episode.rest = plan.rest
-            if episode.plans == 0 and isfinite(plan.remaining):
-                episode.remaining = plan.remaining
+            if episode.plans == 0 and isfinite(plan.risk):
+                episode.remaining, episode.risk = plan.remaining, plan.risk
             on_novelty(plan.novelty)
         return [plan.actions for plan in plans]
 
@@ -197,7 +198,7 @@ def run_episodes(
             records += alone
             films_by_row |= film
             continue
-        records.append(record_of(data, e.row, offset, e.ending, e.plans, e.remaining))
+        records.append(record_of(data, e.row, offset, e.ending, e.plans, remaining=e.remaining, risk=e.risk))
         if e.ending.film is not None:
             films_by_row[e.row] = e.ending.film
     return records, films_by_row

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from scipy.stats import mannwhitneyu
@@ -52,18 +52,17 @@ def summarise(
     )
 
 
-def remaining_auroc(result: PolicyResult) -> float | None:
-    """How well the remaining distance of the first plan predicts failure, over episodes not solved at the start.
+def failure_auroc(result: PolicyResult, number: Literal["remaining", "risk"]) -> float | None:
+    """How well a number of the first plan predicts failure, over episodes not solved at the start.
 
     None with fewer than 10 failures or 10 successes, or where it was not recorded.
     """
-    episodes = [
-        e for mine in result.episodes.values() for e in mine if not e.solved_at_start and e.remaining is not None
-    ]
-    failed = np.array([not e.success for e in episodes], bool)
+    unsolved = [e for mine in result.episodes.values() for e in mine if not e.solved_at_start]
+    known = [(value, not e.success) for e in unsolved if (value := getattr(e, number)) is not None]
+    failed = np.array([fails for _, fails in known], bool)
     if min(failed.sum(), (~failed).sum()) < FEWEST:
         return None
-    return auroc(np.array([e.remaining for e in episodes]), failed)
+    return auroc(np.array([value for value, _ in known]), failed)
 
 
 def auroc(scores: np.ndarray, failed: np.ndarray) -> float | None:

@@ -10,6 +10,7 @@ from atlas_wm.models.geometry import knn_novelty, percentile
 from atlas_wm.models.image_bank import ImageBank
 
 NEIGHBOURS = 50
+EXACT = "donot_use_mm_for_euclid_dist"  # a distance that does not depend on the others of its batch
 
 
 @dataclass(frozen=True)
@@ -22,6 +23,7 @@ class LatentBank:
     points: Tensor  # (N, m) float32
     novelty: Tensor  # (N,) float64, of each point among the others
     images: ImageBank | None = None  # None in a run folder of an older version
+    footprints: Tensor | None = None  # (N, P) bool, where something is in each frame (image_bank.py)
 
     @classmethod
     def of(cls, latents: Iterable[Tensor]) -> "LatentBank":
@@ -40,6 +42,23 @@ class LatentBank:
             queries = queries.cpu()  # MPS has no float64
         points, novelty = self.points.to(queries.device), self.novelty.to(queries.device)
         return percentile(knn_novelty(queries, points, _neighbours(points)), novelty)
+
+    def crossed(self, frames: Tensor, paths: Tensor) -> Tensor | None:
+        """How much of what changed in the scene lies where a plan leads.
+
+        frames: (Q, 3, S, S) uint8, the current ones. paths: (Q, 1 + H, …), their latents and the imagined ones.
+        There is no decoder, so the nearest training frame stands for each latent, and its footprint for where it
+        is. → (Q,) on the CPU: of the pixels of a frame whose colour is novel, the share in a footprint of its path
+        but not in the current one; 0 where no colour is novel. None: the bank is of an older version.
+        """
+        if self.images is None or self.footprints is None:
+            return None
+        points = flat(paths, leading=2).float()
+        found = torch.cdist(points, self.points.to(points.device), compute_mode=EXACT).argmin(dim=-1).cpu()
+        now, *path = self.footprints[found].unbind(dim=1)  # (Q, P) each
+        changed = self.images.changed(frames).cpu()
+        crossed = changed & torch.stack(path).any(dim=0) & ~now
+        return crossed.sum(dim=1) / changed.sum(dim=1).clamp_min(1)
 
 
 def flat(z: Tensor, leading: int = 1) -> Tensor:

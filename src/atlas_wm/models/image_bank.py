@@ -16,6 +16,8 @@ from atlas_wm.models.geometry import percentile
 SIDE = 16  # images are reduced to SIDE × SIDE pixels
 COLOURS = 32  # stored for each pixel
 WORST = 3  # pixels that count
+FAMILIAR = 0.99  # of held-out frames
+UNUSUAL = 40.0  # distance of a colour from the usual one of its pixel, in grey levels
 
 
 @dataclass(frozen=True)
@@ -37,13 +39,28 @@ class ImageBank:
 
     def novelty_of(self, frames: Tensor) -> Tensor:
         """(Q, 3, S, S) uint8 → (Q,) float32"""
+        return self._distances(frames).topk(WORST, dim=0).values.sum(dim=0)
+
+    def changed(self, frames: Tensor) -> Tensor:
+        """Which pixels are by themselves more novel than 99 of 100 held-out frames: (Q, 3, S, S) uint8 → (Q, P)"""
+        return (self._distances(frames) > self.novelty.quantile(FAMILIAR).to(frames.device)).T
+
+    def _distances(self, frames: Tensor) -> Tensor:
+        """Squared, of each pixel to its nearest colour: (Q, 3, S, S) uint8 → (P, Q) float32"""
         pixels, colours = _pixels(frames), self.colours.to(frames.device).float()
-        nearest = (pixels[:, :, None] - colours[:, None]).square().sum(dim=-1).amin(dim=-1)  # (P, Q)
-        return nearest.topk(WORST, dim=0).values.sum(dim=0)
+        return (pixels[:, :, None] - colours[:, None]).square().sum(dim=-1).amin(dim=-1)
 
     def percentiles(self, frames: Tensor) -> Tensor:
         """How novel frames (Q, 3, S, S) uint8 are, as percentiles among held-out frames: (Q,), 0 to 100."""
         return percentile(self.novelty_of(frames), self.novelty.to(frames.device))
+
+
+def footprints(frames: Iterable[Tensor]) -> Tensor:
+    """Where something is in each of N frames, batches (n, 3, S, S) uint8: the pixels with another colour than most
+    frames have there. (N, P) bool."""
+    pixels = torch.cat([_pixels(some.cpu()) for some in frames], dim=1)
+    usual = pixels.median(dim=1, keepdim=True).values
+    return ((pixels - usual).square().sum(dim=-1) > UNUSUAL**2).T.contiguous()
 
 
 def _pixels(frames: Tensor) -> Tensor:

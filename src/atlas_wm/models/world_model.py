@@ -1,6 +1,6 @@
 """The world model and its verbs: encode, predict, rollout, distance."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -9,12 +9,13 @@ from torch import Tensor, nn
 
 from atlas_wm.config import ModelConfig, ObjectiveConfig, RunInfo
 from atlas_wm.errors import UserError
+from atlas_wm.images import reduce_frames
 from atlas_wm.losses.objective import ClipLatents
 from atlas_wm.losses.own_terms import make_terms
 from atlas_wm.models.bank import LatentBank
 from atlas_wm.models.demonstrations import Demonstrations
 from atlas_wm.models.encoders import Tokens, make_encoder
-from atlas_wm.models.image_bank import ImageBank
+from atlas_wm.models.image_bank import SIDE, ImageBank, footprints
 from atlas_wm.models.layers import MLP
 from atlas_wm.models.predictors import make_predictor
 from atlas_wm.models.target import EmaTarget
@@ -146,8 +147,14 @@ class WorldModel(nn.Module):
         Leaves the model in eval mode. Call it again after the weights change.
         """
         self.eval()
-        device = next(self.parameters()).device
-        self.bank = replace(LatentBank.of(self.encode(some.to(device)) for some in frames), images=images)
+        device, small = next(self.parameters()).device, list[Tensor]()
+
+        def latents() -> Iterator[Tensor]:
+            for some in frames:
+                small.append(reduce_frames(some.cpu(), SIDE))
+                yield self.encode(some.to(device))
+
+        self.bank = replace(LatentBank.of(latents()), images=images, footprints=footprints(small))
 
     @torch.no_grad()
     def build_demonstrations(self, pieces: Iterable[tuple[Tensor, Tensor, int]]) -> None:

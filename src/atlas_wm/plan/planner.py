@@ -80,6 +80,8 @@ class Plan(NamedTuple):
     latents: np.ndarray  # (horizon, …) imagined latents after each action chunk
     novelty: Novelty | LatentNovelty | None  # None where the run has no bank; of older runs only the latents'
     remaining: float  # share of start_cost at the end; with a cost that reads all steps, at the nearest step
+    crossed: float | None  # share of what changed in the scene that lies on the imagined path (LatentBank.crossed)
+    risk: float  # 1 − (1 − remaining)(1 − crossed), 0 to 1: high values predict failure
     rest: np.ndarray  # (horizon − execute, frameskip·A) the standardised chunks after those, for the next plan
 
 
@@ -183,14 +185,18 @@ class Planner:
         start_costs = self.cost.distance(model, z, z_goal)
         distances = self.cost.distance(model, latents, z_goal[:, None])  # (B, H)
         ends = distances[:, -1] if self.cost.ends_only else distances.amin(dim=1)
-        remaining = (ends / start_costs.clamp_min(1e-12)).tolist()
+        remaining = (ends / start_costs.clamp_min(1e-12)).cpu()
+        crossed = self._crossed(frames, torch.cat([z[:, None], latents], dim=1))
+        risk = 1 - (1 - remaining.clamp_max(1)) * (1 - (0 if crossed is None else crossed))
         standardised = mean[:, :execute].unflatten(-1, (-1, model.action_size)).flatten(1, 2)
         raw = model.normalizer.invert(standardised.cpu())
         if self.config.clip_actions:  # again, to the bounds themselves: inverting rounds
             raw = model.normalizer.clip(raw)
         novelty = self._novelty((z, z_goal, latents[:, -1]), (frames, goals))
         actions, imagined, rests = raw.numpy(), latents.cpu().numpy(), mean[:, execute:].cpu().numpy()
-        parts = (actions, costs, start_costs.tolist(), imagined, novelty, remaining, rests)
+        shares = [None] * len(actions) if crossed is None else crossed.tolist()
+        judged = (novelty, remaining.tolist(), shares, risk.tolist())
+        parts = (actions, costs, start_costs.tolist(), imagined, *judged, rests)
         return [Plan(*part) for part in zip(*parts, strict=True)]
 
     def _search(self, frames: Tensor, goals: Tensor, rngs: Sequence[torch.Generator], start: Tensor) -> Found:
@@ -280,6 +286,10 @@ class Planner:
         level = logging.INFO if isinstance(error, NoFastRollout) else logging.WARNING
         log.log(level, "fast path: off (%s%s)", kind, why)
         self.plain = True
+
+    def _crossed(self, frames: Tensor, paths: Tensor) -> Tensor | None:
+        bank = self.model.bank
+        return None if bank is None else bank.crossed(frames.to(self.device), paths)
 
     def _novelty(
         self, latents: Sequence[Tensor], images: Sequence[Tensor]

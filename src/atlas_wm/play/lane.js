@@ -54,7 +54,8 @@ export class Lane {
     list.replaceChildren(...event.imagined.map((one, i) => this.thumb(one, i + 1)));
     list.style.gridTemplateColumns = `repeat(${Math.min(8, event.imagined.length) || 1}, minmax(0, 1fr))`;
     if (event.novelty) this.showPlanNovelty(event.novelty);
-    const text = `${event.start_cost?.toFixed(1)} now, ${event.cost?.toFixed(1)} at the end, ${event.ms.toFixed(0)} ms`;
+    const distances = `${event.start_cost?.toFixed(1)} now, ${event.cost?.toFixed(1)} at the end`;
+    const text = `${distances}, risk ${event.risk?.toFixed(2) ?? "–"}, ${event.ms.toFixed(0)} ms`;
     this.find(".numbers").textContent = text;
     this.find(".numbers").dataset.ms = event.ms;
     this.curve(event.costs);

@@ -223,6 +223,7 @@ class Session:
             "cost": plan.cost,
             "start_cost": plan.start_cost,
             "remaining": plan.remaining,
+            "risk": plan.risk,
             "costs": player.trace.means,
             "novelty": plan.novelty and plan.novelty._asdict(),
             "imagined": [],

@@ -19,7 +19,7 @@ from atlas_wm.report.table import (
     ceiling_line,
     rate,
     references,
-    remaining_line,
+    risk_line,
     share_of_oracle,
     success_row,
 )
@@ -238,7 +238,7 @@ def _remarks(
     if result.model.errors:
         errors = f"{result.model.errors} episodes of {run.name} ended with an environment error"
         yield "warning", f"{errors} and count as failed."
-    for line in filter(None, (ceiling_line(result), remaining_line(result))):
+    for line in filter(None, (ceiling_line(result), risk_line(result))):
         yield "note", f"{run.name}: {line}."
     if selected.others:
         shown = f"the page shows the most complete, {selected.name}.json ({result.summary})"

@@ -94,11 +94,12 @@ def beside_plain(report: EvaluationResult, others: Sequence[EvaluationResult]) -
     return f"vary {report.variation_text}: {text(report)}; {before}"
 
 
-def remaining_line(report: EvaluationResult) -> str:
-    """How well the remaining distance predicts failure; empty if that was not measured."""
-    if report.remaining_auroc is None:
-        return ""
-    return f"remaining distance of the first plan predicts failure with AUROC {report.remaining_auroc:.2f}"
+def risk_line(report: EvaluationResult) -> str:
+    """How well the risk, in older files the remaining distance, predicts failure; empty if not measured."""
+    name, value = "risk", report.risk_auroc
+    if value is None:
+        name, value = "remaining distance", report.remaining_auroc
+    return "" if value is None else f"{name} of the first plan predicts failure with AUROC {value:.2f}"
 
 
 def rate(results: Sequence[PolicyResult], half: Half = "") -> tuple[float | None, float | None]:

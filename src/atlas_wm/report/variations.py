@@ -140,13 +140,14 @@ def _table(study: Study) -> Table:
                              "success_percent": result.model.success_mean,
                              "novel_plans_plain_percent": plain and plain.novel_share,
                              "novel_plans_percent": result.novel_share,
-                             "remaining_auroc": result.remaining_auroc})  # fmt: skip
+                             "remaining_auroc": result.remaining_auroc,
+                             "risk_auroc": result.risk_auroc})  # fmt: skip
     header = ["Run", "Variation", "Offset", "Success, plain, %", "Success, varied, %"]
-    header += ["Novel plans, plain, %", "Novel plans, varied, %", "AUROC of remaining"]
+    header += ["Novel plans, plain, %", "Novel plans, varied, %", "AUROC of remaining", "AUROC of risk"]
     note = (
         "Varied: the same episodes in an environment with the given values, goal images included. Novel plans: "
         "those whose current frame, goal or imagined end has a novelty above the 99th percentile. "
-        "AUROC: of the first plan's remaining distance for failure, varied; – with fewer than 10 failures or "
+        "AUROC: with which the first plan predicts failure, varied; – with fewer than 10 failures or "
         "successes."
     )
     rows = [[_cell(name, value) for name, value in record.items()] for record in data]
@@ -154,5 +155,5 @@ def _table(study: Study) -> Table:
 
 
 def _cell(name: str, value: Any) -> str:
-    digits = 2 if name == "remaining_auroc" else 1
+    digits = 2 if name.endswith("auroc") else 1
     return "–" if value is None else f"{value:.{digits}f}" if isinstance(value, float) else str(value)

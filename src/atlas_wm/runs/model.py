@@ -4,7 +4,9 @@ from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+import numpy as np
 import torch
+from torch import Tensor
 
 from atlas_wm.errors import UserError
 from atlas_wm.models.bank import LatentBank
@@ -141,6 +143,8 @@ def load_bank(folder: str | Path, width: int) -> LatentBank | None:
     expected: dict[str, tuple[int, ...]] = {"points": (count, width), "novelty": (count,)}
     if judged:
         expected |= {"image_colours": (SIDE**2, COLOURS, 3), "image_novelty": (judged,)}
+    if "footprints" in stored:
+        expected["footprints"] = (count, SIDE**2 // 8)
     if count < 2 or shapes != expected:
         raise UserError(
             f"{path} does not fit the model, whose points have {width} coordinates (it holds {shapes}): {remedy}"
@@ -150,14 +154,22 @@ def load_bank(folder: str | Path, width: int) -> LatentBank | None:
     images = None
     if judged:
         images = ImageBank(stored["image_colours"].to(torch.uint8), stored["image_novelty"].float())
-    return LatentBank(stored["points"].float(), stored["novelty"].double(), images)
+    footprints = _unpacked(stored["footprints"]) if "footprints" in stored else None
+    return LatentBank(stored["points"].float(), stored["novelty"].double(), images, footprints)
 
 
 def save_bank(bank: LatentBank, folder: Path) -> None:
     tensors = {"points": bank.points, "novelty": bank.novelty}
     if bank.images is not None:
         tensors |= {"image_colours": bank.images.colours, "image_novelty": bank.images.novelty}
+    if bank.footprints is not None:
+        tensors["footprints"] = torch.from_numpy(np.packbits(bank.footprints.numpy(), axis=1))
     write_tensors(folder / BANK, tensors)
+
+
+def _unpacked(bits: Tensor) -> Tensor:
+    """(N, P / 8) → (N, P) bool"""
+    return torch.from_numpy(np.unpackbits(bits.to(torch.uint8).numpy(), axis=1)).bool()
 
 
 def load_demonstrations(folder: str | Path, width: int, chunk: int) -> Demonstrations | None:

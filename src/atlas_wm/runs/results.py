@@ -74,6 +74,7 @@ class EpisodeRecord:
     plans: int  # 0 for a policy that does not plan
     error: str | None  # what the environment raised, or how its process ended; such an episode failed
     remaining: float | None = field(default=None, kw_only=True)  # Plan.remaining of the first; None: not recorded
+    risk: float | None = field(default=None, kw_only=True)  # Plan.risk of the first
 
     def __post_init__(self) -> None:
         within("", self, 0, MOST_COUNT, "row", "episode", "start", "steps", "plans")
@@ -196,6 +197,7 @@ class EvaluationResult:
     variation: dict[str, tuple[float, ...]] = field(default_factory=dict)  # of the environment; empty: its defaults
     novel_plans: int | None = None  # the model's plans that novelty flags; None: not measured
     remaining_auroc: float | None = None  # with which it predicts failure; None: too few failures or successes
+    risk_auroc: float | None = None  # the same for the risk
     format: int = FORMAT
 
     def __post_init__(self) -> None:

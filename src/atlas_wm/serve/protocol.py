@@ -124,6 +124,8 @@ def answer(planned: Planned, total: float, latents: bool) -> dict[str, Any]:
         "cost": plan.cost,
         "start_cost": plan.start_cost,
         "remaining": plan.remaining,
+        "crossed": plan.crossed,
+        "risk": plan.risk,
         "novelty": plan.novelty and plan.novelty._asdict(),
         "rest": plan.rest,
         "server_timing": {"waiting": planned.waiting, "planning": planned.planning, "total": total},
