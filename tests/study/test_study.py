@@ -2,14 +2,17 @@
 
 import csv
 import re
+import signal
 import time
 from dataclasses import replace
+from functools import partial
 
 import pytest
 from pretend import Job, Pretend, run
 
 from atlas_wm.cli.app import main
 from atlas_wm.cli.demo_job import Inline
+from atlas_wm.cli.study import ended_by_sigterm
 from atlas_wm.errors import UserError
 from atlas_wm.study import local
 from atlas_wm.study.estimate import estimate
@@ -218,6 +221,8 @@ def test_without_data_nothing_else_runs(tmp_path):
 
 
 def test_an_interruption_stops_what_runs(tmp_path):
+    """Ctrl-C, or SIGTERM, as a job scheduler or `kill` sends it."""
+
     class Endless(Job):
         def finished(self):
             return False
@@ -227,15 +232,16 @@ def test_an_interruption_stops_what_runs(tmp_path):
             self.jobs = [Endless(True) for _ in units]
             return self.jobs
 
-    def interrupt():
-        raise KeyboardInterrupt
-
-    launcher, records = Launcher(), Records(tmp_path)
-    units = units_of(STUDY, tmp_path)
-    with pytest.raises(KeyboardInterrupt):
-        run_units(progress_of(units.values(), records), records, launcher, interrupt)
-    assert all(job.stopped for job in launcher.jobs)
-    assert records.why(units["collect tworoom"]) == "it was interrupted"
+    before = signal.getsignal(signal.SIGTERM)
+    for number in (signal.SIGINT, signal.SIGTERM):
+        launcher, records = Launcher(), Records(tmp_path)
+        units = units_of(STUDY, tmp_path)
+        progress = progress_of(units.values(), records)
+        with pytest.raises(KeyboardInterrupt), ended_by_sigterm():
+            run_units(progress, records, launcher, partial(signal.raise_signal, number))
+        assert launcher.jobs and all(job.stopped for job in launcher.jobs)
+        assert records.why(units["collect tworoom"]) == "it was interrupted"
+    assert signal.getsignal(signal.SIGTERM) == before
 
 
 def test_on_this_machine_units_are_processes_with_a_gpu_and_a_log(tmp_path, monkeypatch):

@@ -2,9 +2,11 @@
 
 import csv
 import os
+import signal
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import partial
 from itertools import product
 from pathlib import Path
@@ -83,9 +85,23 @@ def study(
     renewed = partial(after_tries, described, out, progress)
     if todo:
         renewed()
-        with Shown(console, progress, records) as shown:
+        with ended_by_sigterm(), Shown(console, progress, records) as shown:
             run_units(progress, records, make_launcher(records, slurm, per_gpu), shown.update, renewed)
     summarise(console, described, out, progress, records)
+
+
+@contextmanager
+def ended_by_sigterm() -> Iterator[None]:
+    """Within, SIGTERM does what Ctrl-C does: units that run are stopped too, and the next call resumes them."""
+
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGTERM, interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def make_launcher(records: "Records", slurm: str | None, per_gpu: int) -> "Launcher":
