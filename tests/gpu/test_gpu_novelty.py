@@ -1,5 +1,7 @@
 """Novelty on the device is that of the CPU."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -10,6 +12,7 @@ from atlas_wm.losses.relational import EPSILON_0
 from atlas_wm.models import geometry
 from atlas_wm.models.bank import LatentBank
 from atlas_wm.models.geometry import knn_novelty
+from atlas_wm.models.image_bank import ImageBank, footprints
 from atlas_wm.plan.planner import Planner
 from atlas_wm.rng import make_rng
 
@@ -54,3 +57,12 @@ def test_a_plan_on_the_device_says_how_novel_its_frames_are():
         for name, some in (("frame", frames), ("goal", goals)):
             expected = model.bank.percentiles(model.encode(some).cpu())
             assert [getattr(p.novelty, name) for p in plans] == pytest.approx(expected.tolist(), abs=1.0)
+
+
+def test_what_a_path_crosses_is_that_of_the_cpu():
+    known, frames = images(200, 32, seed=0), images(20, 32, seed=5)
+    points, paths = torch.randn(200, 16, generator=make_rng(0)), torch.randn(20, 6, 16, generator=make_rng(1))
+    bank = replace(LatentBank.of([points]), images=ImageBank.of([known], [known]), footprints=footprints([known]))
+    expected = bank.crossed(frames, paths)
+    assert expected is not None and expected.max() > 0
+    assert torch.equal(bank.crossed(frames.to(DEVICE), paths.to(DEVICE)), expected)

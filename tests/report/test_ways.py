@@ -43,7 +43,9 @@ def study(tmp_path):
 
 def test_each_plan_is_compared_with_the_papers_on_the_same_episodes(study):
     figure, table = ways_section(study).blocks
-    assert isinstance(figure, Figure) and [p.title for p in figure.panels] == ["ATLAS, offset 50, budget 75, all"]
+    assert isinstance(figure, Figure) and [p.title for p in figure.panels] == [
+        "ATLAS, offset 50, budget 75, all episodes"
+    ]
     assert isinstance(table, Table)
     shown = [dict(zip(table.header, row, strict=True)) for row in table.rows]
     assert [row["Plan"] for row in shown] == [

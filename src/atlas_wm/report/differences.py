@@ -19,7 +19,7 @@ from atlas_wm.runs.results import PolicyResult
 
 OURS = "atlas"  # which the others are compared with
 TUNED = "+tuned"  # end of the recipes whose weights a study chose
-HEADER = ["Task", "Condition", "Better, if above 0", "Points of success", "Won, lost", "By training seed"]
+HEADER = ["Task", "Condition", "Compared", "Points of success", "Won, lost", "By training seed"]
 
 
 class Compared(NamedTuple):
@@ -31,7 +31,9 @@ class Compared(NamedTuple):
 def differences_section(study: Study) -> Section:
     """Empty where nothing can be compared."""
     section = Section(
-        "differences", "Differences between methods", "Which differences are larger than the choice of episodes?"
+        "differences",
+        "Differences between methods",
+        "Which differences are larger than the chance of the episodes?",
     )
     panels: list[Panel] = []
     rows: list[list[str]] = []

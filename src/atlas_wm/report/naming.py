@@ -21,6 +21,7 @@ METHODS = {
     "dino-wm": MethodStyle("DINO-WM", "#cc79a7"),
     "fast-wm": MethodStyle("FAST-WM", "#8f8f1f"),
 }
+PARTS = {"heldout": "held-out episodes", "all": "all episodes"}
 RANDOM, REPLAY, ORACLE = "Random actions", "Replayed actions", "Oracle planner"  # the floor and two ceilings
 
 

@@ -9,7 +9,7 @@ from typing import Any, Literal
 from matplotlib.axes import Axes
 
 from atlas_wm.report import captions
-from atlas_wm.report.naming import ORACLE, RANDOM, REPLAY, file_name, method_name, task_name
+from atlas_wm.report.naming import ORACLE, PARTS, RANDOM, REPLAY, file_name, method_name, task_name
 from atlas_wm.report.page_table import Table
 from atlas_wm.report.runs import Group, Run, Study
 from atlas_wm.report.section import Notice, Section, differing_values, names, per_task
@@ -34,7 +34,6 @@ OF_ORACLE = (
 )
 TIMED = " Training: minutes of a run's steps, without validations; the devices are in the settings below."
 OPTIONAL = {"Of the oracle, %": ("of_oracle_percent", 0), "Training, min": ("training_minutes", 1)}  # columns
-PARTS = {"heldout": "held-out episodes", "all": "all episodes"}
 Policy = tuple[str, str, float, list[PolicyResult]]  # label, colour, alpha, results
 
 
@@ -215,7 +214,7 @@ def _notices(study: Study) -> list[Notice]:
             found = _evaluated(study, task, condition)
             runs = [run for run, _ in found]
             without = [r for r in study.runs if r.task == task and r.evaluations and condition not in r.evaluations]
-            if without:
+            if without and not _drawn_elsewhere(study, task, condition):
                 notices.append(
                     Notice("note", f"{condition_text(study, task, condition)}: not measured for {names(without)}.")
                 )

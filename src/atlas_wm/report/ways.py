@@ -10,7 +10,7 @@ from matplotlib.axes import Axes
 from atlas_wm.plan_config import COST_KINDS, PlanConfig
 from atlas_wm.report import captions
 from atlas_wm.report.intervals import paired, success_interval
-from atlas_wm.report.naming import REPLAY
+from atlas_wm.report.naming import PARTS, REPLAY
 from atlas_wm.report.page_table import Table
 from atlas_wm.report.runs import Group, Run, Study
 from atlas_wm.report.section import Section, per_task
@@ -90,7 +90,7 @@ def _episodes(run: Run, result: EvaluationResult) -> str:
     rest = [", without episodes solved at the start"] if protocol.leave_out_solved else []
     rest += [f", task {result.task}"] if result.task != result.trained_task else []
     rest += [f", data {result.data.hash}"] if result.data.hash != (run.data_hash or result.data.hash) else []
-    return f"offset {protocol.offset}, budget {protocol.budget}, {protocol.part}{''.join(rest)}"
+    return f"offset {protocol.offset}, budget {protocol.budget}, {PARTS[protocol.part]}{''.join(rest)}"
 
 
 def _offset(ways: dict[str, Way]) -> tuple[int, int]:
