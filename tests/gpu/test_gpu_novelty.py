@@ -12,7 +12,7 @@ from atlas_wm.losses.relational import EPSILON_0
 from atlas_wm.models import geometry
 from atlas_wm.models.bank import LatentBank
 from atlas_wm.models.geometry import knn_novelty
-from atlas_wm.models.image_bank import ImageBank, footprints
+from atlas_wm.models.image_bank import SIDE, ImageBank, footprints
 from atlas_wm.plan.planner import Planner
 from atlas_wm.rng import make_rng
 
@@ -60,7 +60,8 @@ def test_a_plan_on_the_device_says_how_novel_its_frames_are():
 
 
 def test_what_a_path_crosses_is_that_of_the_cpu():
-    known, frames = images(200, 32, seed=0), images(20, 32, seed=5)
+    known, frames = images(200, SIDE, seed=0), images(20, SIDE, seed=5)
+    known = 255 * (known > 240).to(torch.uint8)  # sparse, so that there are footprints and other colours
     points, paths = torch.randn(200, 16, generator=make_rng(0)), torch.randn(20, 6, 16, generator=make_rng(1))
     bank = replace(LatentBank.of([points]), images=ImageBank.of([known], [known]), footprints=footprints([known]))
     expected = bank.crossed(frames, paths)
