@@ -6,6 +6,7 @@ import signal
 import time
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 
 import pytest
 from pretend import Job, Pretend, run
@@ -82,9 +83,12 @@ def test_a_name_that_does_not_exist_is_refused():
         read_study("gone.toml")
 
 
-@pytest.mark.parametrize("name", STUDIES)
+RESULTS = sorted(map(str, (Path(__file__).parents[2] / "docs" / "results").glob("*.toml")))
+
+
+@pytest.mark.parametrize("name", [*STUDIES, *RESULTS])
 def test_units_stand_after_what_they_need_and_have_names_of_their_own(name, tmp_path):
-    units = list(units_of(changed(STUDIES[name], seeds=2), tmp_path).values())
+    units = list(units_of(changed(read_study(name), seeds=2), tmp_path).values())
     seen: set[str] = set()
     for unit in units:
         assert set(unit.needs) <= seen
