@@ -5,9 +5,10 @@ import json
 import numpy as np
 import pytest
 
-from atlas_wm.data.collect import card_path, collect, record_episode
+from atlas_wm.data.collect import card_path, collect, record_episode, usual_workers
 from atlas_wm.data.dataset import EpisodeData
 from atlas_wm.errors import UserError
+from atlas_wm.tasks import get_task
 
 
 def test_one_worker_and_two_record_the_same_set(task, dataset_path, tmp_path, spawned_workers):
@@ -16,6 +17,14 @@ def test_one_worker_and_two_record_the_same_set(task, dataset_path, tmp_path, sp
     one, two = (EpisodeData(p, task, 32, 5) for p in (tmp_path / "one.lance", dataset_path))
     assert np.array_equal(one.states, two.states)
     assert np.array_equal(one.actions, two.actions, equal_nan=True)
+
+
+def test_processes_that_render_with_one_gpu_are_few(monkeypatch):
+    monkeypatch.setattr("os.cpu_count", lambda: 16)
+    assert usual_workers(get_task("cube"), pixels=True) == 6
+    assert usual_workers(get_task("cube"), pixels=False) == usual_workers(get_task("pusht"), pixels=True) == 16
+    monkeypatch.setattr("os.cpu_count", lambda: 2)
+    assert usual_workers(get_task("cube"), pixels=True) == 2
 
 
 def test_a_row_holds_the_action_taken_there_and_the_last_row_none(task):

@@ -20,7 +20,7 @@ def collect(
     out: Annotated[Path | None, by_default("data/TASK.lance")] = None,
     seed: int = 0,
     pixels: bool = True,
-    workers: Annotated[int | None, by_default("one per core", "INT")] = None,
+    workers: Annotated[int | None, by_default("one per core; Cube with frames: at most 6", "INT")] = None,
     timeout: float = 300,
     overwrite: bool = False,
     demonstrator: UseAppendAction[
@@ -43,7 +43,7 @@ def collect(
         out: Dataset to write: a .lance folder or an .h5 file.
         seed: Episode n depends only on (seed, n), so the dataset is the same for any number of workers.
         pixels: Store rendered frames. With --no-pixels, TwoRoom frames are drawn from states during training.
-        workers: Number of processes.
+        workers: Number of processes. Those of Cube share one renderer, which can hang with more than 7.
         timeout: Seconds an episode may take; 0 for no limit. Episodes that take longer, or whose environment fails,
             are left out and listed on the card.
         overwrite: Replace an existing dataset.

@@ -95,6 +95,12 @@ def record_episode(task: Task, env: Any, seed: int, number: int, pixels: bool) -
         done = terminated or truncated or getattr(policy, "finished", False)
 
 
+def usual_workers(task: Task, pixels: bool) -> int:
+    """One process per core, or fewer where those that render get in each other's way."""
+    cores = os.cpu_count() or 1
+    return cores if task.most_collectors is None or not pixels else min(cores, task.most_collectors)
+
+
 def collect(
     task: Task,
     out: Path,
@@ -132,7 +138,7 @@ def collect(
         raise UserError(f"{out} cannot be written ({error}): {to_install(error, 'see `atlas doctor`')}") from error
     check_timeout(timeout)
     started, size = time.time(), task.episodes_per_job
-    pool = WorkerPool(workers or os.cpu_count() or 1, Recorder, task, timeout, partial.encode)
+    pool = WorkerPool(workers or usual_workers(task, pixels), Recorder, task, timeout, partial.encode)
     with writing(out.parent), partial.opened(), closing(pool):
         pool.start(-(-episodes // size))
         import_harness()  # takes seconds, here and in the processes at the same time

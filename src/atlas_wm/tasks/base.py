@@ -79,6 +79,8 @@ class Task(ABC):
     """The most environments that one planner steps in parallel."""
     max_env_processes: int = 32
     """The most processes that hold environments for one planning GPU."""
+    most_collectors: int | None = None
+    """The most processes that record demonstrations unless --workers says otherwise. None: one per core."""
 
     @property
     def spec(self) -> str:

@@ -57,6 +57,7 @@ class Cube(Task):
     episodes_per_job = 2  # software rendering takes a minute per episode
     most_at_once = 16  # 320 MB each with a renderer
     max_env_processes = 6  # rendering hangs with many EGL contexts
+    most_collectors = 6  # the same; more were not faster on one GPU (docs/notes/cube.md)
 
     def make_env(self) -> gym.Env:
         rendering.set_renderer()  # before anything imports MuJoCo
