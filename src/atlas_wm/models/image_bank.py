@@ -17,7 +17,7 @@ SIDE = 16  # images are reduced to SIDE × SIDE pixels
 COLOURS = 32  # stored for each pixel
 WORST = 3  # pixels that count
 FAMILIAR = 0.99  # of held-out frames
-UNUSUAL = 40.0  # distance of a colour from the usual one of its pixel, in grey levels
+UNUSUAL = 60.0  # distance of a colour from the usual one of its pixel, in grey levels
 
 
 @dataclass(frozen=True)
