@@ -66,7 +66,7 @@ def planning_policy(
         plans = planner.plan_batch(frames, goals, rngs, [e.rest for e in episodes])
         for episode, plan in zip(episodes, plans, strict=True):
             episode.rest = plan.rest
-            if episode.plans == 0 and isfinite(plan.risk):
+            if episode.plans == 0 and isfinite(plan.remaining):
                 episode.remaining, episode.risk = plan.remaining, plan.risk
             on_novelty(plan.novelty)
         return [plan.actions for plan in plans]

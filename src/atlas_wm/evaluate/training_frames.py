@@ -9,7 +9,7 @@ from torch import Tensor
 
 from atlas_wm.data.training_set import open_training_set_of
 from atlas_wm.errors import UserError
-from atlas_wm.models.bank import flat
+from atlas_wm.models.bank import EXACT, flat
 from atlas_wm.models.world_model import WorldModel
 from atlas_wm.runs.bank_frames import load_frames
 from atlas_wm.runs.shipped import shipped
@@ -36,7 +36,7 @@ class TrainingFrames:
 
 
 def _distances(a: Tensor, b: Tensor) -> Tensor:
-    return torch.cdist(a, b, compute_mode="donot_use_mm_for_euclid_dist")  # products round small distances away
+    return torch.cdist(a, b, compute_mode=EXACT)
 
 
 def open_training_frames(model: WorldModel, run: str | Path, data: str | Path | None = None) -> TrainingFrames:

@@ -10,7 +10,7 @@ from atlas_wm.models.geometry import knn_novelty, percentile
 from atlas_wm.models.image_bank import ImageBank
 
 NEIGHBOURS = 50
-EXACT = "donot_use_mm_for_euclid_dist"  # a distance that does not depend on the others of its batch
+EXACT = "donot_use_mm_for_euclid_dist"  # for cdist: products would round small distances away
 
 
 @dataclass(frozen=True)

@@ -187,7 +187,7 @@ class Planner:
         ends = distances[:, -1] if self.cost.ends_only else distances.amin(dim=1)
         remaining = (ends / start_costs.clamp_min(1e-12)).cpu()
         crossed = self._crossed(frames, torch.cat([z[:, None], latents], dim=1))
-        risk = 1 - (1 - remaining.clamp_max(1)) * (1 - (0 if crossed is None else crossed))
+        risk = 1 - (1 - remaining.clamp(0, 1)) * (1 - (0 if crossed is None else crossed))
         standardised = mean[:, :execute].unflatten(-1, (-1, model.action_size)).flatten(1, 2)
         raw = model.normalizer.invert(standardised.cpu())
         if self.config.clip_actions:  # again, to the bounds themselves: inverting rounds

@@ -50,9 +50,8 @@ def estimate(unit: Unit, study: Study, known: Collection[Progress], cores: int, 
         episodes = int(_flag(unit, "--episodes")) * len(_flag(unit, "--seeds").split(","))
         guess = episodes / EPISODES_PER_SECOND[gpu] + 15
     else:
-        guess = {"report": 15.0, "head": 60.0, "diagnose": 100.0 * max(1, (len(unit.command) - 3) / 2)}.get(
-            unit.kind
-        )
+        runs = max(1, (len(unit.command) - 3) / 2)
+        guess = {"report": 15.0, "head": 60.0, "diagnose": 100.0 * runs}.get(unit.kind)
     return Estimate(median(measured) if measured else guess, size)
 
 
