@@ -19,9 +19,11 @@ from atlas_wm.parallel import workers
 
 @pytest.fixture(scope="session", autouse=True)
 def preloaded_workers():
-    """Worker processes start within a tenth of a second. Those of `spawned_workers` start as users' do."""
+    """Worker and loader processes that would be spawned start within a tenth of a second. Those of
+    `spawned_workers` and `spawned_loaders` start as users' do."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(workers, "get_context", lambda method: preloaded.PreloadedContext())
+        patch.setattr(multiprocessing, "set_start_method", preloaded.set_start_method)
         yield
     preloaded.stop_forkserver()
 
@@ -29,6 +31,12 @@ def preloaded_workers():
 @pytest.fixture
 def spawned_workers(monkeypatch):
     monkeypatch.setattr(workers, "get_context", multiprocessing.get_context)
+
+
+@pytest.fixture
+def spawned_loaders(monkeypatch):
+    context = multiprocessing.get_context("spawn")
+    monkeypatch.setattr(multiprocessing.context._default_context, "_actual_context", context)
 
 
 @pytest.fixture(scope="session")
