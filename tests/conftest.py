@@ -134,6 +134,16 @@ def demo_model(request):
     """Random weights in eval mode, the modulation (zero at the start) too, so that actions and history matter.
 
     For 2 action coordinates, or as many as an indirect parameter says."""
+    return random_model(getattr(request, "param", 2))
+
+
+@pytest.fixture
+def shallow_model():
+    """Such a model whose predictor has one block: Triton's interpreter takes seconds for each."""
+    return random_model(2, depth=1)
+
+
+def random_model(size, **predictor):
     import torch
 
     from atlas_wm.models.world_model import WorldModel
@@ -141,9 +151,10 @@ def demo_model(request):
     from atlas_wm.recipes import demo
 
     torch.manual_seed(0)
-    size = getattr(request, "param", 2)
+    config = demo("atlas").model
+    config = replace(config, predictor=replace(config.predictor, **predictor))
     normalizer = Normalizer((3.0, -1.0, 0.0, 0.0, 0.0)[:size], (0.5, 2.0, 1.0, 1.0, 1.0)[:size])
-    model = WorldModel(demo("atlas").model, action_size=size, normalizer=normalizer)
+    model = WorldModel(config, action_size=size, normalizer=normalizer)
     for block in model.predictor.blocks:
         torch.nn.init.normal_(block.modulation[-1].weight, std=0.5)
         torch.nn.init.normal_(block.modulation[-1].bias, std=0.5)

@@ -45,10 +45,10 @@ class Replay:
 
 
 @pytest.fixture
-def search(kernels, monkeypatch, demo_model):
+def search(kernels, monkeypatch, shallow_model):
     monkeypatch.setattr(captured, "captured", lambda function, pool: ((r := Replay(function)), r.result))
     monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: None)
-    return CapturedSearch(demo_model, TINY, torch.float32)
+    return CapturedSearch(shallow_model, TINY, torch.float32)
 
 
 def noise(kernels, keys, iteration=0, samples=400):
@@ -126,43 +126,43 @@ def plain_search(model, kernels, frames, goals, keys, start=None, nearest=False)
 
 
 @pytest.mark.slow
-def test_it_finds_what_the_plain_search_finds_and_notices_new_weights(search, kernels, demo_model, monkeypatch):
+def test_it_finds_what_the_plain_search_finds_and_notices_new_weights(search, kernels, shallow_model, monkeypatch):
     monkeypatch.setattr(captured, "EXACT_BATCHES", 2)  # so that 3 episodes are padded to 4
     frames, goals = torch.randint(0, 256, (2, 3, 3, 32, 32), dtype=torch.uint8, generator=make_rng(0))
     for change in (0.0, 0.5):
         with torch.inference_mode():
-            demo_model.predictor.head.down.bias += change
+            shallow_model.predictor.head.down.bias += change
         found = search(frames, goals, [11, 12, 13], torch.zeros(3, 2, 10))
         with torch.inference_mode():
-            expected = plain_search(demo_model, kernels, frames, goals, [11, 12, 13])
+            expected = plain_search(shallow_model, kernels, frames, goals, [11, 12, 13])
         for mine, theirs in zip(found, expected, strict=True):
             torch.testing.assert_close(mine, theirs, atol=1e-4, rtol=1e-4)
     assert list(search.batches) == [4]
 
 
-def test_the_nearest_step_from_a_start_in_chunks(search, kernels, demo_model):
+def test_the_nearest_step_from_a_start_in_chunks(search, kernels, shallow_model):
     search.config = replace(TINY, cost="nearest")
-    search.cost = make_cost(search.config, demo_model)
+    search.cost = make_cost(search.config, shallow_model)
     search.most = 4  # of 6 candidates
     frames, goals = torch.randint(0, 256, (2, 1, 3, 32, 32), dtype=torch.uint8, generator=make_rng(0))
     start = torch.randn(1, 2, 10, generator=make_rng(1))
     found = search(frames, goals, [11], start)
     with torch.inference_mode():
-        expected = plain_search(demo_model, kernels, frames, goals, [11], start, nearest=True)
+        expected = plain_search(shallow_model, kernels, frames, goals, [11], start, nearest=True)
     for mine, theirs in zip(found, expected, strict=True):
         torch.testing.assert_close(mine, theirs, atol=1e-4, rtol=1e-4)
 
 
-def test_the_answer_is_clipped_before_it_is_rolled_out_and_the_search_is_not(search, kernels, demo_model):
-    demo_model.normalizer = replace(demo_model.normalizer, low=(2.9, -1.5), high=(3.2, -0.5))
+def test_the_answer_is_clipped_before_it_is_rolled_out_and_the_search_is_not(search, kernels, shallow_model):
+    shallow_model.normalizer = replace(shallow_model.normalizer, low=(2.9, -1.5), high=(3.2, -0.5))
     frames, goals = torch.randint(0, 256, (2, 1, 3, 32, 32), dtype=torch.uint8, generator=make_rng(0))
     found = search(frames, goals, [11], torch.zeros(1, 2, 10))
     again = search(frames, goals, [11], torch.zeros(1, 2, 10))
     with torch.inference_mode():
-        z, _, mean, _ = plain_search(demo_model, kernels, frames, goals, [11])
+        z, _, mean, _ = plain_search(shallow_model, kernels, frames, goals, [11])
         low, high = torch.tensor([-0.2, -0.25] * 5), torch.tensor([0.4, 0.25] * 5)  # standardised
         clipped = mean.clamp(low, high)
-        imagined = demo_model.rollout(z, clipped[:, None])[:, 0]
+        imagined = shallow_model.rollout(z, clipped[:, None])[:, 0]
     assert not torch.equal(mean, clipped)
     for result in (found, again):
         torch.testing.assert_close(result.mean, clipped, atol=1e-4, rtol=1e-4)
@@ -170,17 +170,17 @@ def test_the_answer_is_clipped_before_it_is_rolled_out_and_the_search_is_not(sea
 
 
 @pytest.mark.parametrize("cost", ["nearest", "temporal"])
-def test_retrieved_sequences_and_the_start_compete_as_in_the_plain_search(search, demo_model, monkeypatch, cost):
+def test_retrieved_sequences_and_the_start_compete_as_in_the_plain_search(search, shallow_model, monkeypatch, cost):
     """With the noise of the plain search, which it draws elsewhere; the start is a buffer, so two plans need no new
     graphs."""
     config = replace(TINY, cost=cost, start="retrieval")
     pieces = [
         (torch.randint(0, 256, (6, 3, 32, 32), dtype=torch.uint8, generator=make_rng(7)), torch.randn(6, 10), 0)
     ]
-    demo_model.build_demonstrations(pieces)
-    demo_model.temporal_head = TemporalHead.initial(demo_model.demonstrations.points.float(), make_rng(0))
-    planner = Planner(demo_model, config, plain=True)
-    search.config, search.cost, search.retrieval = config, make_cost(config, demo_model), planner.retrieval
+    shallow_model.build_demonstrations(pieces)
+    shallow_model.temporal_head = TemporalHead.initial(shallow_model.demonstrations.points.float(), make_rng(0))
+    planner = Planner(shallow_model, config, plain=True)
+    search.config, search.cost, search.retrieval = config, make_cost(config, shallow_model), planner.retrieval
     noise = torch.randn(2, 1, 6, 2, 10, generator=make_rng(5))
 
     def draw(mean, std, keys, iteration, samples):
