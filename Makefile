@@ -3,7 +3,7 @@ PYTHON ?= $(shell command -v python3.11 || command -v python3)
 VENV   := .venv
 READY  := $(VENV)/.ready
 
-.PHONY: help setup demo test test-gpu lint bench docs docs-serve
+.PHONY: help setup demo test test-gpu lint style bench docs docs-serve
 
 help:
 	@echo "make demo        collect, train ATLAS and LeWM on TwoRoom, evaluate, diagnose, report: runs/demo/ (about 15 minutes on 2 cores)"
@@ -40,12 +40,14 @@ docs: $(READY)
 docs-serve: docs
 	NO_MKDOCS_2_WARNING=1 $(VENV)/bin/mkdocs serve
 
-lint: $(READY)
-	$(VENV)/bin/ruff check .
-	$(VENV)/bin/ruff format --check .
+lint: style
 	$(VENV)/bin/mypy
 
-test: lint
+style: $(READY)
+	$(VENV)/bin/ruff check .
+	$(VENV)/bin/ruff format --check .
+
+test: style  # types: tests/test_types.py
 	$(VENV)/bin/python -m pytest -n auto --maxprocesses 8 --dist loadfile --no-loadscope-reorder
 
 test-gpu: $(READY)
