@@ -2,9 +2,12 @@
 
 import multiprocessing
 import os
-from collections.abc import Callable
+import runpy
+import sys
+from collections.abc import Callable, Sequence
 from multiprocessing import forkserver, get_context
 from multiprocessing.context import ForkServerContext, ForkServerProcess
+from pathlib import Path
 from typing import Any
 
 MODULES = [
@@ -45,6 +48,23 @@ def set_start_method(method: str, force: bool = False) -> None:
     Lance table: from then on, every loader process would import for seconds."""
     assert method == "spawn" and force
     multiprocessing.context._default_context._actual_context = PreloadedContext()  # type: ignore[attr-defined]
+
+
+def run_script(script: Path, *arguments: str, said: Path, timeout: float = 300) -> None:
+    """``python script arguments 2> said`` in the folder of the script. It must end well."""
+    process = PreloadedContext().Process(target=_run_script, args=(str(script), arguments, str(said)))
+    process.start()
+    process.join(timeout)
+    status = process.exitcode
+    process.kill()  # if it is still running
+    assert status == 0, said.read_text()
+
+
+def _run_script(script: str, arguments: Sequence[str], said: str) -> None:
+    os.dup2(os.open(said, os.O_WRONLY | os.O_CREAT), 2)
+    os.chdir(Path(script).parent)
+    sys.argv = [script, *arguments]
+    runpy.run_path(script, run_name="__main__")
 
 
 def stop_forkserver() -> None:

@@ -1,8 +1,6 @@
 """Training, evaluation and diagnosis in two processes give one result, that of one; and they end together."""
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -12,6 +10,7 @@ from safetensors.torch import load_file
 from atlas_wm.cli.app import main
 from atlas_wm.errors import UserError
 from atlas_wm.parallel.launch import ProcessInfo, first_node, process_info
+from preloaded import run_script
 
 pytestmark = pytest.mark.slow
 
@@ -21,9 +20,7 @@ HERE = Path(__file__).parent
 @pytest.fixture(scope="module")
 def out(dataset_path, run_folder, tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("commands")
-    command = [sys.executable, "commands.py", str(dataset_path), str(run_folder), str(folder)]
-    ended = subprocess.run(command, cwd=HERE, timeout=300, capture_output=True, text=True)
-    assert ended.returncode == 0, ended.stderr
+    run_script(HERE / "commands.py", str(dataset_path), str(run_folder), str(folder), said=folder / "said")
     return folder
 
 

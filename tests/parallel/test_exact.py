@@ -1,20 +1,18 @@
 """Several processes compute what one does: losses, gradients, statistics, weights. 2 and 4, unevenly filled."""
 
-import subprocess
-import sys
 from pathlib import Path
 
 import job
 import pytest
 import torch
 
+from preloaded import run_script
+
 
 @pytest.fixture(scope="module")
 def measured(dataset_path, tmp_path_factory):
     folder = tmp_path_factory.mktemp("measured")
-    command = [sys.executable, job.__file__, str(dataset_path), str(folder)]
-    ended = subprocess.run(command, cwd=Path(job.__file__).parent, timeout=300, capture_output=True, text=True)
-    assert ended.returncode == 0, ended.stderr
+    run_script(Path(job.__file__), str(dataset_path), str(folder), said=folder / "said")
     return {size: torch.load(folder / f"{size}.pt") for size in (1, 2, 4)}
 
 

@@ -1,7 +1,5 @@
 """The losses alone under plain DDP: 4 processes of 128 rows are one of 512, in value and in gradients."""
 
-import subprocess
-import sys
 from pathlib import Path
 
 import plain_ddp
@@ -9,17 +7,14 @@ import pytest
 import torch
 
 from atlas_wm.losses import gathered, wemreg
+from preloaded import run_script
 
 
 @pytest.fixture(scope="module")
 def measured(tmp_path_factory):
     """What each process found, and what one finds alone."""
     file = tmp_path_factory.mktemp("ddp") / "found.pt"
-    command = [sys.executable, plain_ddp.__file__, str(file)]
-    ended = subprocess.run(
-        command, cwd=Path(plain_ddp.__file__).parent, timeout=240, capture_output=True, text=True
-    )
-    assert ended.returncode == 0, ended.stderr
+    run_script(Path(plain_ddp.__file__), str(file), said=file.with_name("said"))
     return [torch.load(f"{file}.{rank}") for rank in range(plain_ddp.PROCESSES)], torch.load(file)
 
 
