@@ -29,6 +29,7 @@ from atlas_wm.runs.model import load_model
 TOLERANCE = 1e-4  # in float32; the numbers are of the order of 1
 
 
+@pytest.mark.slow
 @torch.no_grad()
 def test_an_imported_model_is_the_same_function(theirs, imported):
     ours = load_model(imported)

@@ -34,6 +34,7 @@ def shown(task):
     return show
 
 
+@pytest.mark.slow
 def test_filmed_episodes_repeat_what_the_evaluation_recorded(diagnosed, shown):
     """With its planner, which is not the run's: the last frame shows the state that was recorded then."""
     report = json.loads(evaluation_of(diagnosed.evaluated).read_text())

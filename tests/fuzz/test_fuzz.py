@@ -36,6 +36,7 @@ def test_a_hostile_file_is_read_or_refused(name, folder, monkeypatch):
         assert any(refusals)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["page probe", "page cases", "page config"])
 def test_a_page_is_drawn_of_hostile_files(name, folder, monkeypatch):
     monkeypatch.chdir(folder)

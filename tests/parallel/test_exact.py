@@ -37,6 +37,7 @@ def same(found, expected, tolerance):
     torch.testing.assert_close(found, expected, rtol=0, atol=tolerance * scale)
 
 
+@pytest.mark.slow
 def test_every_loss_term_and_its_gradient(by_rank, alone):
     assert all(value[0] > 0 for value in alone["terms"].values())
     for result in by_rank:

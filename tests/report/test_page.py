@@ -61,6 +61,7 @@ def result(run: Path, what: str):
     return json.loads((run / f"diagnostics/{what}.json").read_text())["result"]
 
 
+@pytest.mark.slow
 def test_every_section_and_file_is_there(four, page):
     assert set(page.sections) == SECTIONS
     report = four[0].parent / "report"  # beside the runs

@@ -84,6 +84,7 @@ def diagnosed(run: Path, capsys) -> tuple[set[str], list[str]]:
     return {path.stem for path in (run / "diagnostics").glob("*.json")}, lines
 
 
+@pytest.mark.slow
 def test_diagnostics_that_need_an_environment_are_skipped_with_one_line_each(run, capsys):
     files, lines = diagnosed(run, capsys)
     assert files == OFFLINE

@@ -55,6 +55,7 @@ def test_twenty_golden_steps(dataset_path, task, method):
     assert [row["total"] for row in rows] == pytest.approx(GOLDEN[method], rel=0.005)
 
 
+@pytest.mark.slow
 def test_training_lowers_the_loss(dataset_path, task, tiny_config):
     config = replace(tiny_config, train=replace(tiny_config.train, steps=60, log_every=5))
     _, rows = losses_of(open_training_set(dataset_path, task, config))

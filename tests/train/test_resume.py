@@ -36,6 +36,7 @@ def stopped(config, data, out, step: int = 14, **options) -> Path:
     return out.with_name(out.name + ".partial")
 
 
+@pytest.mark.slow
 def test_killed_at_five_random_moments_it_ends_with_the_same_bits(dataset_path, undisturbed, tmp_path):
     draw = random.Random()
     lives = [draw.randint(2, 8) for _ in range(5)]

@@ -92,6 +92,7 @@ def test_a_run_is_logged_with_its_settings(dataset_path, tmp_path, wandb):
     assert json.loads((out / "wandb.json").read_text()) == {"project": "my-project", "id": run.settings["id"]}
 
 
+@pytest.mark.slow
 def test_a_resumed_run_continues_its_wandb_run(dataset_path, tmp_path, wandb, monkeypatch):
     from atlas_wm.train import loop
 
