@@ -126,7 +126,7 @@ def test_csv_holds_plain_numbers_and_latex_is_balanced(four, page):
         assert {len(re.findall(r"(?<!\\)&", line)) for line in body} == {columns - 1}
 
 
-def test_training_seeds_are_one_method_and_say_how_many(tmp_path, without_figure_files):
+def test_training_seeds_are_one_method_and_say_how_many(tmp_path, without_figures):
     runs = [make_run(tmp_path / f"atlas-{seed}", "atlas", seed=seed, seeds=(42,)) for seed in (1, 2, 3)]
     page = Page(write_report(runs, tmp_path / "out"))
     rates = [
@@ -144,7 +144,7 @@ def test_the_floor_and_the_ceiling_stand_beside_the_methods(four, page):
     assert {r["seconds_per_plan"] for r in rows if r["policy"] == "ATLAS"} == {"0.5"}
 
 
-def test_of_several_evaluations_the_page_shows_the_most_complete_and_says_which(tmp_path, without_figure_files):
+def test_of_several_evaluations_the_page_shows_the_most_complete_and_says_which(tmp_path, without_figures):
     run = make_run(tmp_path / "run", "atlas")
     (large,) = run.glob("evaluation/*offset50*.json")
     few = {7: [episode(success=False)]}
@@ -193,7 +193,7 @@ def test_missing_damaged_and_null_pieces_are_named(tmp_path, without_figure_file
     assert "sum not available" in page.sections["regret"]
 
 
-def test_runs_on_different_data_or_queries_are_flagged(tmp_path, without_figure_files):
+def test_runs_on_different_data_or_queries_are_flagged(tmp_path, without_figures):
     runs = [
         make_run(tmp_path / "one", "atlas"),
         make_run(tmp_path / "other", "lewm", data="0123456789abcdef", queries="q2"),
@@ -218,7 +218,7 @@ def test_a_run_that_was_only_trained_still_has_a_page(tmp_path):
     assert "metrics.csv" in page.sections["training"]
 
 
-def test_the_command_writes_where_it_is_told_and_destroys_nothing(tmp_path, capsys, without_figure_files):
+def test_the_command_writes_where_it_is_told_and_destroys_nothing(tmp_path, capsys, without_figures):
     run, out = make_run(tmp_path / "run", "atlas"), tmp_path / "out"
     (out / "figures").mkdir(parents=True)
     (out / "figures/mine.png").write_text("keep")
@@ -232,7 +232,7 @@ def test_the_command_writes_where_it_is_told_and_destroys_nothing(tmp_path, caps
         write_report([tmp_path / "nowhere"], tmp_path / "new")
 
 
-def test_the_oracle_stands_beside_the_methods_also_those_it_was_not_run_for(tmp_path, without_figure_files):
+def test_the_oracle_stands_beside_the_methods_also_those_it_was_not_run_for(tmp_path, without_figures):
     """One run has an oracle of two of its four episodes."""
     runs = {method: make_run(tmp_path / method, method, seeds=(42,)) for method in ("atlas", "lewm")}
     for method, reached in {"atlas": (0, 3), "lewm": (0, 1, 2)}.items():
