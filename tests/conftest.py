@@ -15,6 +15,7 @@ import pytest
 
 import preloaded
 from atlas_wm.parallel import workers
+from banks import small_banks
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -98,6 +99,12 @@ def working_directory(tmp_path, monkeypatch):
     for name, module in list(sys.modules.items()):
         if Path(getattr(module, "__file__", None) or "/").is_relative_to(tmp_path):
             del sys.modules[name]
+
+
+@pytest.fixture
+def few_frames_in_banks():
+    with small_banks():
+        yield
 
 
 @pytest.fixture

@@ -41,6 +41,7 @@ def content(path: Path):
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("few_frames_in_banks")
 def test_the_same_seed_leaves_the_same_files(task, dataset_path, tiny_config, tmp_path, monkeypatch):
     monkeypatch.setattr(probes, "STEPS", 20)
     config = replace(tiny_config, train=replace(tiny_config.train, steps=4))

@@ -107,6 +107,7 @@ def test_pictures_that_are_none_are_named(run_folder, tmp_path):
     assert "there is no image" in failure("plan", str(run_folder), "--frame", "none.png", "--goal", "none.png")
 
 
+@pytest.mark.usefixtures("few_frames_in_banks")
 def test_train_then_eval_from_the_command_line(dataset_path, tmp_path, capsys):
     out = tmp_path / "run"
     small = ["--train.steps", "3", "--train.batch", "8", "--plan.candidates", "20", "--plan.iterations", "2"]

@@ -96,8 +96,9 @@ def test_a_batch_comes_from_every_format(name, paths, task, tiny_config):
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("render_in_this_process", "few_frames_in_banks")
 @pytest.mark.parametrize("name", FORMATS)
-def test_a_step_of_training_with_a_loader_process(name, paths, tmp_path, render_in_this_process, request):
+def test_a_step_of_training_with_a_loader_process(name, paths, tmp_path, request):
     if name == "lance":  # where stable-worldmodel asks for it
         request.getfixturevalue("spawned_loaders")
     main(

@@ -113,6 +113,7 @@ def wait_for(condition, what: str, seconds: float = 120) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("few_frames_in_banks")
 def test_a_job_that_is_killed_and_queued_again_ends_with_the_same_weights(tmp_path, cluster, dataset_path):
     (tmp_path / "mine.toml").write_text(STUDY.format(data=dataset_path))
     flags = ["--out", str(tmp_path / "there"), "--slurm", "cpus_per_task=1,mem=0"]
@@ -156,6 +157,7 @@ def scripts() -> list[str]:
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("few_frames_in_banks")
 def test_the_scripts_of_the_guide_train_in_two_processes(tmp_path, cluster, dataset_path):
     by_srun, by_torchrun = scripts()
     assert "srun --kill-on-bad-exit=1 atlas train" in by_srun and "torchrun --nnodes" in by_torchrun

@@ -293,7 +293,7 @@ def test_dry_run_prints_commands_and_writes_nothing(tmp_path, capsys):
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("in_this_process")
+@pytest.mark.usefixtures("in_this_process", "few_frames_in_banks")
 def test_from_nothing_to_a_report(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr("atlas_wm.cli.study.make_launcher", lambda records, *_: Inline(records, print))
     (tmp_path / "mine.toml").write_text(

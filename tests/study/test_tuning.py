@@ -173,7 +173,7 @@ def test_dry_run_shows_tries_and_what_they_decide(tmp_path, capsys):
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("in_this_process")
+@pytest.mark.usefixtures("in_this_process", "few_frames_in_banks")
 def test_no_evaluated_episode_is_one_of_the_tries(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr("atlas_wm.cli.study.make_launcher", lambda records, *_: Inline(records, print))
     (tmp_path / "mine.toml").write_text(

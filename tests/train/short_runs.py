@@ -4,8 +4,6 @@ import csv
 import os
 import signal
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,6 +11,7 @@ import torch
 from safetensors.torch import load_file
 
 from atlas_wm.config import RunConfig
+from banks import small_banks
 from preloaded import forkserver_context
 
 STEPS = 60
@@ -33,21 +32,6 @@ def short_config(**changes) -> RunConfig:
         train=replace(train, **{"checkpoint_every": 5, **changes}),
         plan=replace(config.plan, candidates=20, iterations=2, elites=4),
     )
-
-
-@contextmanager
-def small_banks() -> Iterator[None]:
-    """Runs end with few frames in their banks: all frames of the dataset take as long as the training."""
-    from atlas_wm.data import training_set
-
-    whole, images = training_set.TrainingSet.sample_frames, (training_set.IMAGES_FITTED, training_set.IMAGES_JUDGED)
-    training_set.TrainingSet.sample_frames = lambda self, count=60: whole(self, count)
-    training_set.IMAGES_FITTED = training_set.IMAGES_JUDGED = 60
-    try:
-        yield
-    finally:
-        training_set.TrainingSet.sample_frames = whole
-        training_set.IMAGES_FITTED, training_set.IMAGES_JUDGED = images
 
 
 def short_train(config: RunConfig, data: Path, out: Path, **options) -> Path:
