@@ -162,10 +162,10 @@ DATASETS = {  # where a study says nothing
     ),
 }
 WAYS = (  # to plan: the paper's first
-    ("--cost", "terminal", "--replan-every", "5"),
-    ("--cost", "nearest", "--replan-every", "1"),
+    ("--cost", "terminal", "--replan-every", "5", "--start", "zero"),
+    ("--cost", "nearest", "--replan-every", "1", "--start", "zero"),
     ("--cost", "nearest", "--replan-every", "1", "--start", "retrieval"),
-    ("--cost", "temporal", "--replan-every", "1"),
+    ("--cost", "temporal", "--replan-every", "1", "--start", "zero"),
     ("--cost", "temporal", "--replan-every", "1", "--start", "retrieval"),
 )
 ARMS = ("lewm", "lewm+ood", "wemreg", "atlas")
