@@ -59,7 +59,7 @@ def test_a_plan_on_the_device_says_how_novel_its_frames_are():
             assert [getattr(p.novelty, name) for p in plans] == pytest.approx(expected.tolist(), abs=1.0)
 
 
-def test_what_a_path_crosses_is_that_of_the_cpu():
+def test_what_a_path_crosses_and_how_far_it_strays_are_those_of_the_cpu():
     known, frames = images(200, SIDE, seed=0), images(20, SIDE, seed=5)
     known = 255 * (known > 240).to(torch.uint8)  # sparse, so that there are footprints and other colours
     points, paths = torch.randn(200, 16, generator=make_rng(0)), torch.randn(20, 6, 16, generator=make_rng(1))
@@ -67,3 +67,4 @@ def test_what_a_path_crosses_is_that_of_the_cpu():
     expected = bank.crossed(frames, paths)
     assert expected is not None and expected.max() > 0
     assert torch.equal(bank.crossed(frames.to(DEVICE), paths.to(DEVICE)), expected)
+    torch.testing.assert_close(bank.strayed(paths.to(DEVICE)), bank.strayed(paths))

@@ -1,4 +1,4 @@
-"""What predicts that a plan fails: the distance that remains at its end, and changed places on its way."""
+"""What predicts that a plan fails: the distance that remains at its end, unknown and changed places on its way."""
 
 from dataclasses import replace
 
@@ -95,16 +95,56 @@ def test_each_episode_of_a_batch_has_its_own(corridor):
     assert corridor.crossed(frames, paths).tolist() == [1, 0]
 
 
-def test_without_footprints_the_risk_is_what_remains(run_folder):
+@pytest.fixture
+def grid() -> LatentBank:
+    """Known are the points (x, y) of 0 to 9, but not those with 2 < x < 7 and y > 2: a wall with a way round it."""
+    points = torch.cartesian_prod(torch.arange(10), torch.arange(10)).float()
+    inside = (points[:, 0] > 2) & (points[:, 0] < 7) & (points[:, 1] > 2)
+    return LatentBank.of([points[~inside]])
+
+
+def strayed(bank: LatentBank, *path: tuple[float, float]) -> float:
+    (share,) = bank.strayed(torch.tensor(path, dtype=torch.float)[None]).tolist()
+    return share
+
+
+def test_a_path_through_a_wall_strays_and_one_round_it_does_not(grid):
+    assert strayed(grid, (1, 1), (3, 1), (5, 1), (8, 1)) == 0
+    # (4, 6) is 2 away from what is known, where 1 is usual; a step is 3 long
+    assert strayed(grid, (1, 6), (4, 6), (7, 6)) == pytest.approx((2 - 1) / 3)
+    assert strayed(grid, (1, 6), (1, 30), (1, 30.5)) == 1
+
+
+def test_straying_has_no_unit(grid):
+    path = torch.tensor([[[1.0, 6], [4, 6], [7, 6]]])
+    larger = LatentBank.of([grid.points * 7])
+    torch.testing.assert_close(larger.strayed(7 * path), grid.strayed(path))
+
+
+def test_a_frame_that_is_unknown_itself_does_not_stray(grid):
+    """Novelty tells that; here only what the plan adds counts."""
+    assert strayed(grid, (0, 30), (1, 30), (2, 30)) == 0
+
+
+def test_a_plan_that_stays_where_it_is_does_not_stray(grid):
+    assert strayed(grid, (5, 6), (5, 6), (5, 6)) == 0
+
+
+def test_the_risk_counts_what_is_known(run_folder):
     model = load_model(run_folder)
     frames = torch.randint(0, 256, (2, 3, 32, 32), generator=make_rng(0), dtype=torch.uint8)
     config = PlanConfig(candidates=20, iterations=2, elites=5)
     (new,) = Planner(model, config).plan_batch(frames[:1], frames[1:], [make_rng(1)])
     model.bank = replace(model.bank, footprints=None)
     (old,) = Planner(model, config).plan_batch(frames[:1], frames[1:], [make_rng(1)])
-    assert old.crossed is None and old.risk == pytest.approx(min(1, old.remaining))
-    assert new.crossed is not None and new.remaining == old.remaining
-    assert new.risk == pytest.approx(1 - (1 - min(1, new.remaining)) * (1 - new.crossed))
+    model.bank = None
+    (oldest,) = Planner(model, config).plan_batch(frames[:1], frames[1:], [make_rng(1)])
+    assert oldest.strayed is None and oldest.crossed is None
+    assert oldest.risk == pytest.approx(min(1, oldest.remaining))
+    assert old.crossed is None and old.strayed == new.strayed is not None
+    assert old.risk == pytest.approx(1 - (1 - oldest.risk) * (1 - old.strayed))
+    assert new.crossed is not None and new.remaining == old.remaining == oldest.remaining
+    assert new.risk == pytest.approx(1 - (1 - old.risk) * (1 - new.crossed))
 
 
 def test_footprints_are_stored_with_the_bank(run_folder, tmp_path):

@@ -106,8 +106,9 @@ def plan(
     - cost, start_cost: latent distance to the goal at the end of the plan, and now; in model steps with --cost
       temporal
     - remaining: the share of that distance that is left at the end
+    - strayed: how far the imagined path leaves what was seen in training, in steps, at most 1
     - crossed: the share of what changed in the scene that lies on the imagined path
-    - risk: 1 - (1 - remaining) (1 - crossed); high values predict failure
+    - risk: 1 - (1 - remaining) (1 - strayed) (1 - crossed); high values predict failure
     - novelty: percentiles of the latents of frame, goal and predicted end, and of the images of frame and goal,
       among known frames. 50 is typical; do not trust a plan with one above 99.
     - seconds, peak_memory: planning time, and memory in bytes
@@ -169,6 +170,7 @@ def plan(
         "cost": result.cost,
         "start_cost": result.start_cost,
         "remaining": result.remaining,
+        "strayed": result.strayed,
         "crossed": result.crossed,
         "risk": result.risk,
     }

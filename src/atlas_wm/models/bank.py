@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -43,6 +44,20 @@ class LatentBank:
         points, novelty = self.points.to(queries.device), self.novelty.to(queries.device)
         return percentile(knn_novelty(queries, points, _neighbours(points)), novelty)
 
+    def strayed(self, paths: Tensor) -> Tensor:
+        """How far a plan leaves what was seen in training, in steps of its own: an agent inside a wall, say.
+
+        paths: (Q, 1 + H, …), latents of the current frames and the imagined ones. → (Q,) on the CPU, 0 to 1: the
+        largest excess of an imagined latent's distance from the nearest point, over the mean length of an imagined
+        step. What is usual is no excess: how far that point is from its own nearest, and how far the current frame
+        is from its nearest.
+        """
+        distances, found = self._nearest(paths)
+        usual = torch.maximum(self._spacing[found[:, 1:]], distances[:, :1])
+        excess = (distances[:, 1:] - usual).amax(dim=1)
+        step = flat(paths, leading=2).float().diff(dim=1).norm(dim=-1).mean(dim=1).cpu()
+        return (excess / step.clamp_min(1e-12)).clamp(0, 1)
+
     def crossed(self, frames: Tensor, paths: Tensor) -> Tensor | None:
         """How much of what changed in the scene lies where a plan leads.
 
@@ -53,12 +68,23 @@ class LatentBank:
         """
         if self.images is None or self.footprints is None:
             return None
-        points = flat(paths, leading=2).float()
-        found = torch.cdist(points, self.points.to(points.device), compute_mode=EXACT).argmin(dim=-1).cpu()
+        _, found = self._nearest(paths)
         now, *path = self.footprints[found].unbind(dim=1)  # (Q, P) each
         changed = self.images.changed(frames).cpu()
         crossed = changed & torch.stack(path).any(dim=0) & ~now
         return crossed.sum(dim=1) / changed.sum(dim=1).clamp_min(1)
+
+    def _nearest(self, paths: Tensor) -> tuple[Tensor, Tensor]:
+        """Of each latent (Q, 1 + H, …) its distance from the nearest point, and which that is: both on the CPU."""
+        queries = flat(paths, leading=2).float()
+        found = torch.cdist(queries, self.points.to(queries.device), compute_mode=EXACT).min(dim=-1)
+        return found.values.cpu(), found.indices.cpu()
+
+    @cached_property
+    def _spacing(self) -> Tensor:
+        """(N,) the distance of each point from its nearest other one."""
+        distances = torch.cdist(self.points, self.points, compute_mode=EXACT)
+        return distances.fill_diagonal_(torch.inf).amin(dim=1)
 
 
 def flat(z: Tensor, leading: int = 1) -> Tensor:

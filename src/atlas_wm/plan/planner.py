@@ -80,8 +80,9 @@ class Plan(NamedTuple):
     latents: np.ndarray  # (horizon, …) imagined latents after each action chunk
     novelty: Novelty | LatentNovelty | None  # None where the run has no bank; of older runs only the latents'
     remaining: float  # share of start_cost at the end; with a cost that reads all steps, at the nearest step
+    strayed: float | None  # how far the imagined path leaves what was seen in training (LatentBank.strayed)
     crossed: float | None  # share of what changed in the scene that lies on the imagined path (LatentBank.crossed)
-    risk: float  # 1 − (1 − remaining)(1 − crossed), 0 to 1: high values predict failure
+    risk: float  # 1 − (1 − remaining)(1 − strayed)(1 − crossed), 0 to 1: high values predict failure
     rest: np.ndarray  # (horizon − execute, frameskip·A) the standardised chunks after those, for the next plan
 
 
@@ -186,16 +187,17 @@ class Planner:
         distances = self.cost.distance(model, latents, z_goal[:, None])  # (B, H)
         ends = distances[:, -1] if self.cost.ends_only else distances.amin(dim=1)
         remaining = (ends / start_costs.clamp_min(1e-12)).cpu()
-        crossed = self._crossed(frames, torch.cat([z[:, None], latents], dim=1))
-        risk = 1 - (1 - remaining.clamp(0, 1)) * (1 - (0 if crossed is None else crossed))
+        strayed, crossed = self._on_the_way(frames, torch.cat([z[:, None], latents], dim=1))
+        shares = [remaining.clamp(0, 1), *(share for share in (strayed, crossed) if share is not None)]
+        risk = 1 - torch.stack([1 - share for share in shares]).prod(dim=0)
         standardised = mean[:, :execute].unflatten(-1, (-1, model.action_size)).flatten(1, 2)
         raw = model.normalizer.invert(standardised.cpu())
         if self.config.clip_actions:  # again, to the bounds themselves: inverting rounds
             raw = model.normalizer.clip(raw)
         novelty = self._novelty((z, z_goal, latents[:, -1]), (frames, goals))
         actions, imagined, rests = raw.numpy(), latents.cpu().numpy(), mean[:, execute:].cpu().numpy()
-        shares = [None] * len(actions) if crossed is None else crossed.tolist()
-        judged = (novelty, remaining.tolist(), shares, risk.tolist())
+        on_the_way = [[None] * len(actions) if share is None else share.tolist() for share in (strayed, crossed)]
+        judged = (novelty, remaining.tolist(), *on_the_way, risk.tolist())
         parts = (actions, costs, start_costs.tolist(), imagined, *judged, rests)
         return [Plan(*part) for part in zip(*parts, strict=True)]
 
@@ -287,9 +289,9 @@ class Planner:
         log.log(level, "fast path: off (%s%s)", kind, why)
         self.plain = True
 
-    def _crossed(self, frames: Tensor, paths: Tensor) -> Tensor | None:
+    def _on_the_way(self, frames: Tensor, paths: Tensor) -> tuple[Tensor | None, Tensor | None]:
         bank = self.model.bank
-        return None if bank is None else bank.crossed(frames.to(self.device), paths)
+        return (None, None) if bank is None else (bank.strayed(paths), bank.crossed(frames.to(self.device), paths))
 
     def _novelty(
         self, latents: Sequence[Tensor], images: Sequence[Tensor]

@@ -124,6 +124,7 @@ def answer(planned: Planned, total: float, latents: bool) -> dict[str, Any]:
         "cost": plan.cost,
         "start_cost": plan.start_cost,
         "remaining": plan.remaining,
+        "strayed": plan.strayed,
         "crossed": plan.crossed,
         "risk": plan.risk,
         "novelty": plan.novelty and plan.novelty._asdict(),
