@@ -65,7 +65,8 @@ def corridor() -> LatentBank:
 
 
 def crossed(bank: LatentBank, frame: torch.Tensor, *columns: float) -> float:
-    (share,) = bank.crossed(frame[None], torch.tensor(columns)[None, :, None]).tolist()
+    nearest = bank.nearest(torch.tensor(columns)[None, :, None])
+    (share,) = bank.crossed(frame[None], nearest).tolist()
     return share
 
 
@@ -92,7 +93,7 @@ def test_where_things_are_now_does_not_count(corridor):
 def test_each_episode_of_a_batch_has_its_own(corridor):
     frames = torch.stack([a_scene((4, 8), agent=2, mark=128), a_scene(agent=2)])
     paths = torch.tensor([[2.0, 8.0], [2.0, 8.0]])[..., None]
-    assert corridor.crossed(frames, paths).tolist() == [1, 0]
+    assert corridor.crossed(frames, corridor.nearest(paths)).tolist() == [1, 0]
 
 
 @pytest.fixture
@@ -104,7 +105,8 @@ def grid() -> LatentBank:
 
 
 def strayed(bank: LatentBank, *path: tuple[float, float]) -> float:
-    (share,) = bank.strayed(torch.tensor(path, dtype=torch.float)[None]).tolist()
+    paths = torch.tensor(path, dtype=torch.float)[None]
+    (share,) = bank.strayed(paths, bank.nearest(paths)).tolist()
     return share
 
 
@@ -116,9 +118,8 @@ def test_a_path_through_a_wall_strays_and_one_round_it_does_not(grid):
 
 
 def test_straying_has_no_unit(grid):
-    path = torch.tensor([[[1.0, 6], [4, 6], [7, 6]]])
     larger = LatentBank.of([grid.points * 7])
-    torch.testing.assert_close(larger.strayed(7 * path), grid.strayed(path))
+    assert strayed(larger, (7, 42), (28, 42), (49, 42)) == pytest.approx(strayed(grid, (1, 6), (4, 6), (7, 6)))
 
 
 def test_a_frame_that_is_unknown_itself_does_not_stray(grid):

@@ -290,8 +290,12 @@ class Planner:
         self.plain = True
 
     def _on_the_way(self, frames: Tensor, paths: Tensor) -> tuple[Tensor | None, Tensor | None]:
+        """How far each path strays, and how much of what changed it crosses."""
         bank = self.model.bank
-        return (None, None) if bank is None else (bank.strayed(paths), bank.crossed(frames.to(self.device), paths))
+        if bank is None:
+            return None, None
+        nearest = bank.nearest(paths)
+        return bank.strayed(paths, nearest), bank.crossed(frames.to(self.device), nearest)
 
     def _novelty(
         self, latents: Sequence[Tensor], images: Sequence[Tensor]
