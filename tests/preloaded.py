@@ -3,6 +3,7 @@
 import multiprocessing
 import os
 import runpy
+import signal
 import sys
 from collections.abc import Callable, Sequence
 from multiprocessing import forkserver, get_context
@@ -68,7 +69,11 @@ def _run_script(script: str, arguments: Sequence[str], said: str) -> None:
 
 
 def stop_forkserver() -> None:
-    forkserver._forkserver._stop()  # type: ignore[attr-defined]
+    """At once: left alone, it waits for the loader processes of loaders that nobody has deleted."""
+    server = forkserver._forkserver  # type: ignore[attr-defined]
+    if server._forkserver_pid is not None:
+        os.kill(server._forkserver_pid, signal.SIGKILL)
+    server._stop()
 
 
 def _run(variables: dict[str, str], target: Callable[..., Any], *args: Any, **named: Any) -> None:
