@@ -13,7 +13,6 @@ from matplotlib.patches import Rectangle
 
 from atlas_wm import Planner, load_model
 from atlas_wm.images import frame_to_tensor
-from atlas_wm.models.bank import EXACT
 from atlas_wm.models.image_bank import SIDE
 from atlas_wm.tasks import get_task
 
@@ -41,7 +40,7 @@ def main(out: str) -> None:
     for ax, (title, start, goal, variation) in zip(axes, SCENES, strict=True):
         frame = render(start, variation)
         plan = planner.plan(frame, render(goal, variation))
-        nearest = torch.cdist(torch.from_numpy(plan.latents), bank.points, compute_mode=EXACT).argmin(dim=1)
+        (nearest,) = bank.nearest(torch.from_numpy(plan.latents)[None]).points
         ax.imshow(frame)
         for pixels, colour in (
             (bank.footprints[nearest].any(dim=0), PATH),
