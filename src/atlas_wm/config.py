@@ -288,8 +288,8 @@ class TrainConfig:
     """Compute the tokens of a frozen encoder once and store them on disk during training. auto: if that saves work
     and fits the disk."""
     cache_frames: Literal["auto", "always", "never"] = "auto"
-    """On a GPU, read frames once and hold them there as the tiles that differ from the background. auto: as many
-    as fit, if each is needed more than once. always: all."""
+    """Read frames once and hold them in the memory of the device, as the tiles that differ from the background.
+    auto: as many as fit, if each is needed more than once. always: all."""
     workers: int | None = None
     """Loader processes. None: 0, or for a GPU that cannot hold all frames one per core but one, at most 16."""
     log_every: int = 10

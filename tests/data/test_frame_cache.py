@@ -60,7 +60,7 @@ def test_every_image_size_comes_back_as_it_was(size):
 
 
 def test_what_does_not_fit_stays_on_disk_unless_it_has_to(tworoom_frames, monkeypatch, caplog):
-    monkeypatch.setattr(frame_cache, "_free_memory", lambda device: 1000)
+    monkeypatch.setattr(frame_cache, "free_memory", lambda device: 1000)
     with caplog.at_level("INFO", "atlas_wm"):
         assert cache_on_device(tworoom_frames, torch.device("cpu"), workers=1) is None
     assert "frames stay on disk" in caplog.text
@@ -69,11 +69,11 @@ def test_what_does_not_fit_stays_on_disk_unless_it_has_to(tworoom_frames, monkey
 
 def test_as_many_frames_as_fit_are_cached(tworoom_frames, kept, monkeypatch, caplog):
     rows = len(tworoom_frames.actions)
-    monkeypatch.setattr(frame_cache, "_free_memory", lambda device: int(0.6 * kept.bytes / frame_cache.SHARE))
+    monkeypatch.setattr(frame_cache, "free_memory", lambda device: int(0.6 * kept.bytes / frame_cache.SHARE))
     with caplog.at_level("INFO", "atlas_wm"):
         part = cache_on_device(tworoom_frames, torch.device("cpu"), workers=1)
     assert 0.4 * rows < part.rows < 0.7 * rows and part.bytes <= 0.6 * kept.bytes
-    assert f"{part.rows} of {rows} frames on the device" in caplog.text
+    assert f"{part.rows} of {rows} frames in memory" in caplog.text
     assert torch.equal(part.read(np.arange(part.rows)), tworoom_frames.frames_of(np.arange(part.rows)))
 
 

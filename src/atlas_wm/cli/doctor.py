@@ -139,18 +139,12 @@ def check_cores() -> Check:
 
 
 def check_memory() -> Check:
-    gib = _memory() / 2**30
+    from atlas_wm.parallel.devices import machine_memory
+
+    gib = machine_memory() / 2**30
     if gib < LOW_MEMORY:
         return Check("memory", "warn", f"{gib:.1f} GiB", "use fewer --workers: each takes about 1 GiB")
     return Check("memory", "ok", f"{gib:.1f} GiB")
-
-
-def _memory() -> int:
-    """Bytes: what the machine has, or its container may use."""
-    total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    limit = Path("/sys/fs/cgroup/memory.max")
-    allowed = limit.read_text().strip() if limit.exists() else "max"
-    return total if allowed == "max" else min(total, int(allowed))
 
 
 def check_device() -> Check:

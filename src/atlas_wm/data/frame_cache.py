@@ -1,4 +1,4 @@
-"""The frames of a dataset in GPU memory, or as many as fit: training reads these from disk only once.
+"""The frames of a dataset in memory, or as many as fit: training reads these from disk only once.
 
 Most of a frame of a simulated task is background. A frame is stored, without loss, as the tiles that differ from
 the background: a few kilobytes instead of 150.
@@ -15,6 +15,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from atlas_wm.data.dataset import EpisodeData
 from atlas_wm.errors import UserError
+from atlas_wm.parallel.devices import free_memory
 from atlas_wm.parallel.launch import own_cores
 
 log = logging.getLogger(__name__)
@@ -88,12 +89,10 @@ def cache_on_device(
     background = tiled(sample, tile).median(dim=0).values  # (K, 3·t²)
     share = (tiled(sample, tile) != background).any(dim=-1).float().mean().item()
     needed = int(1.1 * share * rows * (background.nbytes + TILE_INDEX.itemsize * len(background)))
-    free = _free_memory(device)
+    free = free_memory(device)
     fitting = 1.0 if always else min(1.0, SHARE * free / max(needed, 1))
     if fitting < LEAST_PART:
-        log.info(
-            "frames stay on disk: on the device they would take %.1f of %.1f GB free", needed / 1e9, free / 1e9
-        )
+        log.info("frames stay on disk: in memory they would take %.1f of %.1f GB free", needed / 1e9, free / 1e9)
         return None
     rows, total = int(fitting * rows), rows
     counts, indices, tiles = np.zeros(rows, np.int64), [], []
@@ -108,14 +107,10 @@ def cache_on_device(
         on_progress(done, rows)
     cache = FrameCache(background, tile, counts, torch.cat(indices), torch.cat(tiles))
     log.info(
-        "fast path: %d of %d frames on the device, %.1f GB (%.0f kB each instead of %.0f)",
+        "fast path: %d of %d frames in memory, %.1f GB (%.0f kB each instead of %.0f)",
         rows, total, cache.bytes / 1e9, cache.bytes / rows / 1e3, background.numel() / 1e3,
     )  # fmt: skip
     return cache
-
-
-def _free_memory(device: torch.device) -> int:
-    return torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else 2**62
 
 
 class _Pieces(Dataset[Any]):

@@ -80,13 +80,13 @@ class TrainingSet:
         """Read every frame once, where training would otherwise read most frames more than once.
 
         ``encode``: a frozen encoder, (n, 3, S, S) uint8 frames → (n, K, w) tokens. They go to a file in ``folder``.
-        Without ``encode``, as many frames as fit go to the memory of a CUDA device. ``tokens``: whether the
-        interrupted run that is resumed caches tokens; None: the settings decide. ``on_read(done, total)`` counts
-        frames.
+        Without ``encode``, as many frames as fit go to the memory of the device (MPS, which was not tried, gets
+        none). ``tokens``: whether the interrupted run that is resumed caches tokens; None: the settings decide.
+        ``on_read(done, total)`` counts frames.
         """
         if encode is not None:
             self.cache = self._cache_tokens(folder / TOKENS, encode, tokens, on_read)
-        elif device.type == "cuda":
+        elif device.type != "mps":
             found = self._cache_frames(device, on_read)
             complete = found is None or found.rows == self.info.rows
             self.cache, self.part = (found, None) if complete else (None, found)

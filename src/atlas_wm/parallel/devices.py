@@ -1,8 +1,9 @@
-"""Choice of the device, and its peak memory."""
+"""Choice of the device, and its memory."""
 
 import os
 import resource
 import sys
+from pathlib import Path
 
 import torch
 
@@ -10,6 +11,7 @@ from atlas_wm.errors import UserError, unknown
 from atlas_wm.parallel.launch import process_info
 
 DEVICES = ("auto", "cpu", "cuda", "mps")
+MEMINFO, CGROUP = Path("/proc/meminfo"), Path("/sys/fs/cgroup")  # of Linux
 
 
 def pick_device(name: str = "auto") -> torch.device:
@@ -47,3 +49,27 @@ def peak_memory(device: torch.device) -> int:
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device)
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+
+
+def machine_memory() -> int:
+    """Bytes: what the machine has, or its container may use."""
+    total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return min(total, _container_limit() or total)
+
+
+def free_memory(device: torch.device) -> int:
+    """Bytes: on a CUDA device, elsewhere this process's share of the machine's or the container's."""
+    if device.type == "cuda":
+        return torch.cuda.mem_get_info(device)[0]
+    free = machine_memory() // 2  # where the system does not tell
+    if MEMINFO.exists():
+        free = next(1024 * int(line.split()[1]) for line in MEMINFO.open() if line.startswith("MemAvailable:"))
+    if limit := _container_limit():
+        free = min(free, limit - int((CGROUP / "memory.current").read_text()))
+    return free // process_info().local_size
+
+
+def _container_limit() -> int | None:
+    limit = CGROUP / "memory.max"
+    allowed = limit.read_text().strip() if limit.exists() else "max"
+    return None if allowed == "max" else int(allowed)

@@ -24,6 +24,8 @@ Columns = dict[str, np.ndarray]
 
 def import_harness() -> None:
     """Import stable-worldmodel, which registers its environments, without its warning about Atari."""
+    # It imports lancedb, which warns at every fork. Loader processes of Lance tables are not forked but spawned.
+    warnings.filterwarnings("ignore", message="lancedb fork support is experimental")
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="ale-py not found")
         try:
