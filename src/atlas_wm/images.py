@@ -62,7 +62,7 @@ class Windows(NamedTuple):
         """Of an image with three axes, over the windows of one."""
         shortest, longest = int(self.lengths.min()), int(self.lengths.max())
         fits = image.dtype == np.uint8 and longest <= 257  # 257 · 255 = 2¹⁶ − 1
-        sums = image.take(self.first, axis).astype(np.uint16 if fits else np.uint32)
+        sums: np.ndarray = image.take(self.first, axis).astype(np.uint16 if fits else np.uint32)
         for k in range(1, longest):
             part = image.take(self.first + k, axis, mode="clip")
             sums += part if k < shortest else part * self.along(k < self.lengths, axis)

@@ -7,6 +7,7 @@ import pytest
 from made_up import change, make_run
 
 from atlas_wm.errors import UserError
+from atlas_wm.report.differences import differences_section
 from atlas_wm.report.page_table import Table
 from atlas_wm.report.runs import Study, read_study, read_tries
 from atlas_wm.report.section import Notice
@@ -106,3 +107,24 @@ def test_a_tuned_recipe_has_a_row_of_its_own_even_with_the_same_weights(tmp_path
         change(run / "config.json", "recipe", value="paper+tuned")
     labels = [group.label for group in read_study(runs).groups]
     assert labels == ["LeWM, paper (2 runs)", "LeWM, paper+tuned (2 runs)"]
+
+
+def test_where_the_weight_of_the_recipe_was_chosen_its_runs_are_compared_as_tuned_ones(tries, tmp_path):
+    paper = [make_run(tmp_path / f"{m}-{s}", m, seed=s, seeds=(42,)) for m in ("atlas", "lewm") for s in (1, 2)]
+    tuned = [make_run(tmp_path / f"tuned-{s}", "atlas", seed=s, seeds=(42,)) for s in (1, 2)]
+    for run in tuned:
+        change(run / "config.json", "recipe", value="paper+tuned")
+    study = read_study([*paper, *tuned])
+    study.tries = read_tries(tries)
+    success, differences = only(main_section(study), Table), only(differences_section(study), Table)
+    labels = {row[success.header.index("Policy")] for row in success.rows}
+    assert {f"{m}, {r} (2 runs)" for m in ("ATLAS", "LeWM") for r in ("paper", "paper+tuned")} <= labels
+    compared = {row[differences.header.index("Compared")] for row in differences.rows}
+    assert compared == {
+        "ATLAS against LeWM, paper",
+        "ATLAS against LeWM, paper+tuned",
+        "ATLAS, paper+tuned against paper",
+    }
+    notes = [block.text for block in tuning_section(study).blocks if isinstance(block, Notice)]
+    assert "LeWM: the recipe's own weight was chosen. Its runs are those of paper." in notes[0]
+    assert len(study.runs) == 6  # other sections show each run once

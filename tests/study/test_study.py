@@ -19,7 +19,7 @@ from atlas_wm.study import local
 from atlas_wm.study.estimate import estimate
 from atlas_wm.study.local import LocalLauncher
 from atlas_wm.study.records import Records
-from atlas_wm.study.schedule import progress_of, run_units
+from atlas_wm.study.schedule import part_of, progress_of, run_units
 from atlas_wm.study.study import STUDIES, Dataset, Evaluation, Study, changed, read_study
 from atlas_wm.study.units import Unit, units_of
 
@@ -178,6 +178,46 @@ def test_a_second_call_runs_nothing_and_a_change_redoes_what_depends_on_it(tmp_p
     assert "collect tworoom" in again and len([n for n in again if n.startswith("train")]) == 4
 
 
+def test_datasets_and_weights_that_were_evaluated_may_be_deleted(tmp_path):
+    study = replace(STUDY, evaluations=(*STUDY.evaluations, Evaluation(75, flags=("--cost", "temporal"))))
+    run(study, tmp_path)
+    large = [u.makes for u in units_of(study, tmp_path).values() if u.kind in ("collect", "train", "head")]
+    for path in large:
+        path.unlink()
+    assert run(study, tmp_path)[0].names == []
+    (tmp_path / "report" / "index.html").unlink()
+    assert run(study, tmp_path)[0].names == ["report"]
+    # Another evaluation needs the models: they are trained again, and evaluated again, since they may differ.
+    one_more = replace(study, methods=("atlas",), evaluations=(*study.evaluations, Evaluation(100)))
+    names = run(one_more, tmp_path)[0].names
+    assert names[:3] == ["collect tworoom", "train atlas-3072", "train atlas-3073"]
+    assert {n for n in names if n.startswith("eval atlas-3072")} == {
+        "eval atlas-3072 25",
+        "eval atlas-3072 50",
+        "eval atlas-3072 75 cost temporal",
+        "eval atlas-3072 100",
+    }
+    (tmp_path / "atlas-3072" / "evaluation").unlink()  # what was measured must be there
+    assert "eval atlas-3072 25" in run(one_more, tmp_path)[0].names
+
+
+def test_a_part_of_a_study_runs_with_what_it_needs_and_counts_as_done_in_the_whole(tmp_path):
+    records = Records(tmp_path)
+    part = part_of(progress_of(units_of(STUDY, tmp_path).values(), records), ["eval atlas-3073", "lewm-3072 25"])
+    assert list(part) == [
+        "collect tworoom",
+        "train atlas-3073",
+        "train lewm-3072",
+        "eval atlas-3073 25",
+        "eval atlas-3073 50",
+        "eval lewm-3072 25",
+    ]
+    run_units(part, records, Pretend())
+    assert not set(part) & set(run(STUDY, tmp_path)[0].names)
+    with pytest.raises(UserError, match=r"--only pusht: no unit.*--dry-run"):
+        part_of(part, ["atlas", "pusht"])
+
+
 def test_the_result_of_other_settings_is_removed_and_an_interrupted_one_is_not(tmp_path):
     study = replace(STUDY, seeds=1)
     run(study, tmp_path)
@@ -290,6 +330,9 @@ def test_dry_run_prints_commands_and_writes_nothing(tmp_path, capsys):
     printed = capsys.readouterr().out
     assert "train lewm+ood-3073 (new" in printed
     assert "27 of 27 units to run" in printed and not (tmp_path / "out").exists()
+    command = ["study", "ablation", "--tasks", "tworoom", "--out", str(tmp_path / "out"), "--dry-run"]
+    main([*command, "--only", "eval lewm+ood 25"])
+    assert "3 of 3 units to run" in capsys.readouterr().out
 
 
 @pytest.mark.slow
@@ -320,5 +363,13 @@ def test_from_nothing_to_a_report(tmp_path, capsys, monkeypatch):
     assert [row["cost"] for row in rows] == ["terminal", "temporal"]
     assert ",".join(rows[0].values()).startswith("tworoom,atlas,demo,3072,25,50,terminal,zero,5,")
     assert 0 < float(rows[0]["steps"]) <= 50 and float(rows[0]["ms_per_plan"]) > 0 and rows[0]["replay"] == "100.0"
+    for large in ("tworoom.h5", "atlas/model.safetensors", "atlas/temporal_head.safetensors"):
+        (out / large).unlink()
     main(["study", str(tmp_path / "mine.toml"), "--out", str(out)])
     assert "7 of 7 units are done" in capsys.readouterr().out
+    text = (tmp_path / "mine.toml").read_text()
+    (tmp_path / "mine.toml").write_text(text.replace("offset = 25\nepisodes = 2", "offset = 25\nepisodes = 1", 1))
+    main(["study", str(tmp_path / "mine.toml"), "--out", str(out), "--only", "cost terminal"])
+    assert "1 of 4 units are done" in capsys.readouterr().out and (out / "atlas" / "model.safetensors").exists()
+    (row,) = csv.DictReader((out / "study.csv").open())  # the other evaluation was of weights that are gone
+    assert (row["cost"], row["episodes"]) == ("terminal", "1")

@@ -20,10 +20,12 @@ from atlas_wm.errors import UserError
 from atlas_wm.methods import METHODS, Method
 from atlas_wm.runs.folder import read_run
 from atlas_wm.runs.results import read_results
+from atlas_wm.study.records import Records
+from atlas_wm.study.results import evaluated_runs
 from atlas_wm.study.study import STUDIES, Dataset, Evaluation, Study
-from atlas_wm.study.tries import last_score
+from atlas_wm.study.tries import last_score, start
 from atlas_wm.study.tuning import Tuned, weight_settings, weights
-from atlas_wm.study.units import units_of
+from atlas_wm.study.units import RunName, units_of
 
 STUDY = Study(
     methods=("atlas", "lewm"),
@@ -43,13 +45,16 @@ def test_every_method_has_as_many_tries_and_the_best_one_gives_the_weight_of_its
     pretend, states = run(STUDY, tmp_path)
     assert set(states.values()) == {"done"}
     commands = dict(pretend.commands)
-    for method, weight, chosen in (("atlas", "wemreg", "0.3"), ("lewm", "sigreg", "0.09")):  # 0.25 is the best
+    for method, weight, chosen in (("atlas", "wemreg", "0.3"), ("lewm", "sigreg", None)):  # 0.25 is the best
         tried = [flags(commands[f"try tworoom-{method}-paper-{factor}"]) for factor in ("0.1", "1", "10")]
         assert [float(t[f"--objective.{weight}"]) for t in tried] == pytest.approx(
             [factor * getattr(METHODS[method].objective, weight) for factor in STUDY.tries]
         )
         assert {t["--train.steps"] for t in tried} == {"7"}
         for seed in ("3072", "3073"):
+            if chosen is None:  # the recipe's own weight, 0.09: the same run is not trained again
+                assert f"train {method}-paper+tuned-{seed}" not in commands
+                continue
             tuned, paper = (flags(commands[f"train {method}-{r}-{seed}"]) for r in ("paper+tuned", "paper"))
             assert (tuned["--objective." + weight], tuned["--recipe"]) == (chosen, "paper+tuned")
             assert not any(name.startswith("--objective") for name in paper) and "--train.steps" not in tuned
@@ -114,13 +119,45 @@ def test_a_changed_try_redoes_what_depends_on_it(tmp_path):
 def test_a_failed_try_is_not_chosen_and_is_tried_again(tmp_path):
     pretend, states = run(STUDY, tmp_path, **{"try tworoom-atlas-paper-0.1": 2})
     assert [n for n, s in states.items() if s != "done"] == ["try tworoom-atlas-paper-0.1"]
-    tuned = flags(dict(pretend.commands)["train atlas-paper+tuned-3072"])
-    assert tuned["--objective.wemreg"] == "3"  # the next best
+    assert states["train atlas-paper+tuned-3072"] == "done"  # the next best is the recipe's own weight
+    assert "train atlas-paper+tuned-3072" not in pretend.names
     again, states = run(STUDY, tmp_path, **{"try tworoom-atlas-paper-0.1": 2})
     assert again.names == [*["try tworoom-atlas-paper-0.1"] * 2, "report"]
     later, states = run(STUDY, tmp_path)
     assert set(states.values()) == {"done"} and "train atlas-paper+tuned-3072" in later.names
     assert not any("lewm" in name for name in later.names)
+
+
+ALIKE = replace(STUDY, methods=("lewm",), recipes=("paper+tuned", "paper"), seeds=1)  # chooses the recipe's weight
+
+
+def test_a_tuned_run_with_the_weight_of_the_recipe_is_that_of_the_recipe(tmp_path):
+    pretend, states = run(ALIKE, tmp_path)
+    assert set(states.values()) == {"done"} and states["eval lewm-paper+tuned 50"] == "done"
+    assert [n for n in pretend.names if n.startswith(("train", "eval"))] == [
+        "train lewm-paper",
+        "eval lewm-paper 50",
+    ]
+    report = dict(pretend.commands)["report"]
+    assert report.count(str(tmp_path / "lewm-paper")) == 1 and str(tmp_path / "lewm-paper+tuned") not in report
+    progress = start(ALIKE, tmp_path, Records(tmp_path))
+    assert all(p.state == "done" for p in progress.values())
+    (folder,) = {p.unit.makes.parent for p in progress.values() if p.unit.kind == "train"}
+    (folder / "evaluation").unlink()
+    (folder / "evaluation").mkdir()
+    assert list(evaluated_runs(progress, "tworoom", "paper+tuned").values()) == [
+        RunName("tworoom", "lewm", "paper+tuned", 3072)
+    ]
+    alone = replace(ALIKE, recipes=("paper+tuned",))  # no other run that it could be
+    assert "train lewm" in run(alone, tmp_path / "alone")[0].names
+
+
+def test_a_failed_run_blocks_those_that_are_the_same(tmp_path):
+    _, states = run(ALIKE, tmp_path, **{"train lewm-paper": 2})
+    assert {n for n, s in states.items() if s == "blocked"} >= {
+        "train lewm-paper+tuned",
+        "eval lewm-paper+tuned 50",
+    }
 
 
 def test_without_a_try_the_tuned_runs_are_blocked_and_the_others_go_on(tmp_path):

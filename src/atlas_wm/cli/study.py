@@ -37,6 +37,7 @@ def study(
     methods: Annotated[Names | None, by_default("the study's")] = None,
     recipes: Annotated[Names | None, by_default("the study's")] = None,
     seeds: Annotated[int | None, by_default("the study's", "INT")] = None,
+    only: Annotated[Names | None, by_default("all units")] = None,
     dry_run: bool = False,
     per_gpu: int = 1,
     slurm: Annotated[str | None, by_default("run on this machine", "NAME=VALUE,...")] = None,
@@ -60,13 +61,15 @@ def study(
         recipes: Only these recipes. RECIPE+tuned: with the weight of each method's regulariser that has the best
             planning score among the study's tries, on episodes that are never evaluated.
         seeds: Number of training seeds.
+        only: Run only units with one of these texts in their name, such as pusht or atlas-paper-3072, and what they
+            need. Folders keep the names of the whole study, so several machines can share one.
         dry_run: Print the commands, why they run, and estimates of time and disk; run nothing.
         per_gpu: Runs at once on each GPU; small models do not fill one. Without a GPU, runs at once.
         slurm: Run each unit as a SLURM job (needs `pip install "atlas-wm[slurm]"`). Options: partition, account,
             qos, time (minutes), gpus_per_node, cpus_per_task, mem, constraint.
     """
     from atlas_wm.study.records import Records
-    from atlas_wm.study.schedule import run_units
+    from atlas_wm.study.schedule import part_of, run_units
     from atlas_wm.study.study import changed, read_study
     from atlas_wm.study.tries import after_tries, start
 
@@ -76,17 +79,18 @@ def study(
     out = out or Path("runs") / Path(study).stem
     records = Records(out)
     progress = start(described, out, records)
+    part = progress if only is None else part_of(progress, only)
     console = Console()
     if dry_run:
-        print_plan(console, described, progress)
+        print_plan(console, described, part)
         return
-    todo = [p for p in progress.values() if p.state != "done"]
-    console.print(f"{len(progress) - len(todo)} of {len(progress)} units are done; logs in {records.folder}")
+    todo = [p for p in part.values() if p.state != "done"]
+    console.print(f"{len(part) - len(todo)} of {len(part)} units are done; logs in {records.folder}")
     renewed = partial(after_tries, described, out, progress)
     if todo:
         renewed()
-        with ended_by_sigterm(), Shown(console, progress, records) as shown:
-            run_units(progress, records, make_launcher(records, slurm, per_gpu), shown.update, renewed)
+        with ended_by_sigterm(), Shown(console, part, records) as shown:
+            run_units(part, records, make_launcher(records, slurm, per_gpu), shown.update, renewed)
     summarise(console, described, out, progress, records)
 
 
@@ -195,12 +199,15 @@ def print_plan(console: Console, study: "Study", progress: "Mapping[str, Progres
         if p.state == "done":
             console.print(f"[green]done[/]  {p.unit.name}", highlight=False)
             continue
+        if not p.unit.command:
+            console.print(f"[green]same[/]  {p.unit.name} ({p.why})", highlight=False)
+            continue
         about = f"about {duration(guess.seconds)}" if guess.seconds is not None else "no estimate"
         total, size = total + (guess.seconds or 0), size + guess.bytes
         unknown_time += guess.seconds is None
         console.print(f"[bold]run[/]   {p.unit.name} ({p.why}; {about})", highlight=False)
         console.print(f"      [dim]atlas {' '.join(p.unit.command)}[/]", highlight=False, soft_wrap=True)
-    todo = sum(p.state != "done" for p in progress.values())
+    todo = sum(p.state != "done" and bool(p.unit.command) for p in progress.values())
     where = f"{gpus} GPU{'s' if gpus > 1 else ''}" if gpus else f"{cores} CPU cores"
     without = f", {unknown_time} without an estimate" if unknown_time else ""
     console.print(
@@ -217,9 +224,9 @@ def summarise(
     from atlas_wm.study.results import evaluated_runs, plain_results, study_rows
     from atlas_wm.study.tries import read_tries
 
-    rows = study_rows(study, out, progress)
+    rows = study_rows(study, progress)
     for task, recipe in product(study.tasks, study.recipes):
-        if results := [r for run in evaluated_runs(study, out, task, recipe) for r in plain_results(run)]:
+        if results := [r for run in evaluated_runs(progress, task, recipe) for r in plain_results(run)]:
             console.print(f"\n[bold]{task}, recipe {recipe}[/]")
             print_results(results)
     for one in read_tries(study, progress):

@@ -11,14 +11,13 @@ from atlas_wm.report import captions
 from atlas_wm.report.intervals import Difference, paired
 from atlas_wm.report.naming import method_name, task_name
 from atlas_wm.report.page_table import Table
-from atlas_wm.report.runs import Group, Study
+from atlas_wm.report.runs import TUNED, Group, Study
 from atlas_wm.report.section import Section, per_task
 from atlas_wm.report.style import ALPHAS, Bar, Estimate, Figure, Panel, bars, bars_height
 from atlas_wm.report.success import condition_text, conditions
 from atlas_wm.runs.results import PolicyResult
 
 OURS = "atlas"  # which the others are compared with
-TUNED = "+tuned"  # end of the recipes whose weights a study chose
 HEADER = ["Task", "Condition", "Compared", "Points of success", "Won, lost", "By training seed"]
 
 
@@ -35,6 +34,7 @@ def differences_section(study: Study) -> Section:
         "Differences between methods",
         "Which differences are larger than the chance of the episodes?",
     )
+    study = study.with_repeated
     panels: list[Panel] = []
     rows: list[list[str]] = []
     data = []
@@ -64,7 +64,7 @@ def differences_section(study: Study) -> Section:
 
 def _compared(groups: Sequence[Group], condition: str) -> Iterator[Compared]:
     for first, second in permutations(groups, 2):
-        name = _name(first, second)
+        name = _name(first, second) if first.runs[0].folder != second.runs[0].folder else ""
         if name and (difference := paired(_by_seed(first, condition), _by_seed(second, condition))):
             yield Compared(name, first, difference)
 

@@ -4,7 +4,7 @@ import csv
 import json
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
@@ -22,6 +22,7 @@ from atlas_wm.runs.results import FOLDER, EvaluationResult, SelectedEvaluation, 
 Json = dict[str, Any]
 MOST_NAMES, MOST_NAME, MOST_NUMBER = 2000, 200, 2.0**64  # names per object, characters per name, magnitude
 MOST_LABEL = 40  # characters of a recipe
+TUNED = "+tuned"  # end of the recipes whose weights a study chose
 
 
 @dataclass
@@ -109,6 +110,22 @@ class Study:
     runs: list[Run]
     problems: list[str] = field(default_factory=list)
     tries: list[Try] = field(default_factory=list)
+
+    @property
+    def repeated(self) -> list[Run]:
+        """The tuned runs that were not trained: where the recipe's own weight was chosen, they are the recipe's."""
+        found = []
+        for one in self.tries:
+            mine = [run for run in self.runs if (run.task, run.method) == (one.task, one.method)]
+            trained = any(run.config.get("recipe") == one.recipe for run in mine)
+            if one.chosen and one.factor == 1.0 and not trained:
+                plain = [run for run in mine if run.config.get("recipe") == one.recipe.removesuffix(TUNED)]
+                found += [replace(run, config={**run.config, "recipe": one.recipe}) for run in plain]
+        return found
+
+    @property
+    def with_repeated(self) -> "Study":
+        return Study([*self.runs, *self.repeated], self.problems)
 
     @cached_property
     def groups(self) -> list[Group]:

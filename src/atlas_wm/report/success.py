@@ -40,6 +40,7 @@ Policy = tuple[str, str, float, list[PolicyResult]]  # label, colour, alpha, res
 def main_section(study: Study) -> Section:
     section = Section("success", "Success in the environment", "How often does the planner reach the goal?")
     section.blocks += _notices(study)
+    study = study.with_repeated
     panels: list[Panel] = []
     rows: list[list[str]] = []
     data: list[dict[str, Any]] = []
@@ -308,7 +309,7 @@ def _two_by_two(study: Study, task: str, condition: str) -> Table:
 
 def headlines(study: Study) -> list[dict[str, Any]]:
     """The summary of each task: success at its primary condition, best policy first."""
-    found = []
+    study, found = study.with_repeated, []
     for task in study.tasks:
         condition = primary(study, task)
         if condition is None:

@@ -11,7 +11,7 @@ from scipy.stats import spearmanr
 from atlas_wm.report import captions
 from atlas_wm.report.naming import method_colour, method_name, task_name
 from atlas_wm.report.page_table import Table
-from atlas_wm.report.runs import Group, Run, Study, Try
+from atlas_wm.report.runs import TUNED, Group, Run, Study, Try
 from atlas_wm.report.section import Notice, Section, per_task
 from atlas_wm.report.style import ALPHAS, OTHER_COLOURS, Figure, Panel
 from atlas_wm.report.success import condition_text, primary
@@ -32,7 +32,11 @@ def tuning_section(study: Study) -> Section:
     for task, recipe in dict.fromkeys((t.task, t.recipe) for t in study.tries):
         mine = [t for t in study.tries if (t.task, t.recipe) == (task, recipe)]
         panels.append(Panel(f"{task_name(task)}, {recipe}", partial(_draw_tries, tries=mine), 3.2))
-    section.blocks += [*_notices(study.tries), Figure("tuning", "Planning score of tries", panels, captions.TUNING)]
+    section.blocks += [
+        *_repeated(study),
+        *_notices(study.tries),
+        Figure("tuning", "Planning score of tries", panels, captions.TUNING),
+    ]
     rows = [
         [task_name(t.task), t.recipe, method_name(t.method), f"{t.factor:g}", t.weights, _score(t),
          f"{t.minutes:.1f}", "chosen" if t.chosen else ""]
@@ -48,6 +52,16 @@ def tuning_section(study: Study) -> Section:
 
 def _score(one: Try) -> str:
     return one.state if one.score is None else f"{one.score:.3f}"
+
+
+def _repeated(study: Study) -> list[Notice]:
+    notices = []
+    for task, method, recipe in dict.fromkeys((r.task, r.method, str(r.config["recipe"])) for r in study.repeated):
+        where, plain = f"{task_name(task)}, {recipe}, {method_name(method)}", recipe.removesuffix(TUNED)
+        notices.append(
+            Notice("note", f"{where}: the recipe's own weight was chosen. Its runs are those of {plain}.")
+        )
+    return notices
 
 
 def _notices(tries: Sequence[Try]) -> list[Notice]:

@@ -42,9 +42,10 @@ class Records:
     def write(self, unit: Unit, state: State, seconds: float = 0.0, attempts: int = 1) -> None:
         write_json(self._file(unit), asdict(Record(unit.key, unit.command, state, seconds, attempts)))
 
-    def is_done(self, unit: Unit) -> bool:
+    def was_done(self, unit: Unit) -> bool:
+        """With these settings. Its result may be gone since."""
         record = self.read(unit)
-        return record is not None and (record.key, record.state) == (unit.key, "done") and unit.makes.exists()
+        return record is not None and (record.key, record.state) == (unit.key, "done")
 
     def why(self, unit: Unit) -> str:
         """Why a unit has to run."""
@@ -56,9 +57,12 @@ class Records:
         return {"done": "its result is gone", "failed": "it failed"}.get(record.state, "it was interrupted")
 
     def clear(self, unit: Unit) -> None:
-        """Remove the result of other settings. An interrupted unit keeps what it has: its command resumes."""
+        """Remove the result of other settings, and what is left of one that has to be made again. An interrupted
+        unit keeps what it has: its command resumes."""
         record = self.read(unit)
-        if record is None or record.key == unit.key or unit.kind not in ("collect", "try", "train"):
+        if record is None or unit.kind not in ("collect", "try", "train"):
+            return
+        if record.key == unit.key and record.state != "done":
             return
         result = unit.makes if unit.kind == "collect" else unit.makes.parent
         for path in (result, *result.parent.glob(f"{result.name}.*")):

@@ -9,13 +9,14 @@ from atlas_wm.runs.results import FOLDER, EvaluationResult, read_results
 from atlas_wm.study.schedule import Progress
 from atlas_wm.study.study import Study
 from atlas_wm.study.tries import last_score
-from atlas_wm.study.units import RunName, run_folders
+from atlas_wm.study.units import RunName
 
 
-def evaluated_runs(study: Study, out: Path, task: str, recipe: str) -> dict[Path, RunName]:
-    folders = {out / folder: run for run, folder in run_folders(study).items()}
-    wanted = {folder: run for folder, run in folders.items() if (run.task, run.recipe) == (task, recipe)}
-    return {folder: run for folder, run in wanted.items() if (folder / FOLDER).exists()}
+def evaluated_runs(progress: Mapping[str, Progress], task: str, recipe: str) -> dict[Path, RunName]:
+    """By folder. Where the recipe's own weight was chosen, that of a tuned run is the folder of the other."""
+    trained = [p.unit for p in progress.values() if p.unit.kind == "train"]
+    folders = {unit.makes.parent: unit.run for unit in trained if unit.run and unit.run.recipe == recipe}
+    return {folder: run for folder, run in folders.items() if run.task == task and (folder / FOLDER).exists()}
 
 
 def plain_results(folder: Path) -> list[EvaluationResult]:
@@ -23,13 +24,13 @@ def plain_results(folder: Path) -> list[EvaluationResult]:
     return [result for result in read_results(folder).values() if not result.variation]
 
 
-def study_rows(study: Study, out: Path, progress: Mapping[str, Progress]) -> list[dict[str, Any]]:
+def study_rows(study: Study, progress: Mapping[str, Progress]) -> list[dict[str, Any]]:
     """Of study.csv: success in percent, in all and by half; steps and time of plans; floor and ceilings."""
     return [
         row(run, result, last_score(folder), progress)
         for task in study.tasks
         for recipe in study.recipes
-        for folder, run in evaluated_runs(study, out, task, recipe).items()
+        for folder, run in evaluated_runs(progress, task, recipe).items()
         for result in plain_results(folder)
     ]
 
@@ -61,5 +62,6 @@ def row(
 
 
 def _minutes(progress: Mapping[str, Progress], kind: str, run: RunName) -> float:
-    seconds = (p.seconds for p in progress.values() if p.unit.kind == kind and p.unit.run == run)
+    mine = (p for p in progress.values() if p.unit.kind == kind and p.unit.run == run)
+    seconds = (p.seconds if p.unit.command else progress[p.unit.needs[0]].seconds for p in mine)
     return round(sum(seconds) / 60, 2)

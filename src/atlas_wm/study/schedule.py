@@ -5,6 +5,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
+from atlas_wm.errors import UserError
 from atlas_wm.study.records import Records, State
 from atlas_wm.study.tuning import UNKNOWN
 from atlas_wm.study.units import Unit
@@ -12,6 +13,7 @@ from atlas_wm.study.units import Unit
 ATTEMPTS = 2
 GATHER = ("diagnose", "report")  # kinds that do without runs that failed
 OVER = ("done", "failed", "blocked")
+REMOVABLE = ("collect", "train", "head")  # kinds with large results: who has evaluated may delete them
 POLL_SECONDS = 0.3
 
 
@@ -45,17 +47,60 @@ class Progress:
 
 
 def progress_of(units: Collection[Unit], records: Records) -> dict[str, Progress]:
-    """Which units are done. One whose needs are not done has to run again."""
+    """Which units are done, and why the others have to run."""
+    todo = _to_run(units, records)
     found: dict[str, Progress] = {}
     for unit in units:
         progress = found[unit.name] = Progress(unit)
-        if records.is_done(unit) and all(found[need].state == "done" for need in unit.needs):
-            record = records.read(unit)
+        if unit.name not in todo:
+            record = records.read(unit) if unit.command else None
             progress.state, progress.seconds = "done", record.seconds if record else 0.0
+        elif not unit.command:
+            progress.why = f"the same as {unit.needs[0]}"
+        elif UNKNOWN in unit.command:
+            progress.why = "its tries choose the weight"
+        elif records.was_done(unit) and unit.makes.exists():
+            progress.why = "what it needs has to run again"
         else:
-            progress.why = records.why(unit) if not records.is_done(unit) else "what it needs has to run again"
-            progress.why = "its tries choose the weight" if UNKNOWN in unit.command else progress.why
+            progress.why = records.why(unit)
     return found
+
+
+def _to_run(units: Collection[Unit], records: Records) -> set[str]:
+    """Names of the units that were not done with their settings, that need one that has to run, or whose result is
+    gone. A dataset or weights that are gone are made again only if a unit that has to run reads them."""
+    todo = {unit.name for unit in units if unit.command and not records.was_done(unit)}
+    gone = _gone(units)
+    while True:
+        again = {unit.name for unit in units if not todo.isdisjoint(unit.needs)}
+        again |= {name for name, readers in gone.items() if readers is None or not todo.isdisjoint(readers)}
+        if again <= todo:
+            return todo
+        todo |= again
+
+
+def _gone(units: Collection[Unit]) -> dict[str, list[str] | None]:
+    """Units without their result, and those that read it; None: it must be there."""
+    readers: dict[str, list[str]] = {unit.name: [] for unit in units}
+    for unit in units:
+        for need in unit.needs if unit.kind != "report" else ():
+            readers[need].append(unit.name)
+    gone = [unit for unit in units if unit.command and not unit.makes.exists()]
+    return {unit.name: readers[unit.name] if unit.kind in REMOVABLE else None for unit in gone}
+
+
+def part_of(all_progress: Mapping[str, Progress], texts: Sequence[str]) -> dict[str, Progress]:
+    """Units with one of the texts in their name, and what they need."""
+    wanted: set[str] = set()
+    for text in texts:
+        found = {name for name in all_progress if text in name}
+        if not found:
+            raise UserError(f"--only {text}: no unit has this in its name; --dry-run lists all units")
+        wanted |= found
+    for name in reversed(list(all_progress)):  # each stands after what it needs
+        if name in wanted:
+            wanted |= set(all_progress[name].unit.needs)
+    return {name: progress for name, progress in all_progress.items() if name in wanted}
 
 
 def run_units(
@@ -73,11 +118,13 @@ def run_units(
         tries_over = _tries_over(all_progress)
         while any(p.state in ("waiting", "running") for p in all_progress.values()):
             changed = _collect_finished(all_progress, records)
+            changed |= _take_over(all_progress)
             changed |= _block(all_progress)
             if on_tries is not None and _tries_over(all_progress) > tries_over:
                 tries_over = _tries_over(all_progress)
                 _renew(all_progress, on_tries(), records)
-            ready = [p for p in all_progress.values() if p.state == "waiting" and _is_ready(p, all_progress)]
+            waiting = [p for p in all_progress.values() if p.state == "waiting" and p.unit.command]
+            ready = [p for p in waiting if _is_ready(p, all_progress)]
             ready = ready[: launcher.room()]
             if ready:
                 _start(ready, records, launcher, all_progress)
@@ -98,14 +145,28 @@ def _tries_over(all_progress: Mapping[str, Progress]) -> int:
 def _renew(all_progress: Mapping[str, Progress], units: Mapping[str, Unit], records: Records) -> None:
     """Give waiting units their new commands. One that was run with the same before is done; the report, which shows
     the tries, is not."""
-    for progress in all_progress.values():
-        unit = units[progress.unit.name]
-        if progress.state != "waiting" or unit == progress.unit:
+    waiting = [name for name, p in all_progress.items() if p.state == "waiting"]
+    wanted = {name for name in waiting if units[name].command and not records.was_done(units[name])}
+    gone = _gone(units.values())
+    missing = {name for name, readers in gone.items() if readers is None or not wanted.isdisjoint(readers)}
+    for name in waiting:
+        progress, unit = all_progress[name], units[name]
+        if unit == progress.unit:
             continue
-        progress.unit, progress.why, record = unit, records.why(unit), records.read(unit)
-        same = records.is_done(unit) and unit.kind != "report"
-        if record is not None and same and _is_ready(progress, all_progress):
-            progress.state, progress.seconds = "done", record.seconds
+        progress.unit, progress.why = unit, records.why(unit)
+        record = records.read(unit) if unit.command else None
+        same = not unit.command or (name not in wanted | missing and unit.kind != "report")
+        if same and _is_ready(progress, all_progress):
+            progress.state, progress.seconds = "done", record.seconds if record else 0.0
+
+
+def _take_over(all_progress: Mapping[str, Progress]) -> bool:
+    """Units without a command are done when the one is that they are."""
+    found = [p for p in all_progress.values() if not p.unit.command and p.state == "waiting"]
+    found = [p for p in found if _is_ready(p, all_progress)]
+    for progress in found:
+        progress.state = "done"
+    return bool(found)
 
 
 def _needed(progress: Progress, all_progress: Mapping[str, Progress]) -> tuple[list[State], list[State]]:

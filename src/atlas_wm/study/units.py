@@ -3,13 +3,13 @@
 import hashlib
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import product
 from pathlib import Path
 from typing import Any, Literal
 
 from atlas_wm.recipes import recipe_config, untuned
-from atlas_wm.runs.folder import TEMPORAL_HEAD, WEIGHTS
+from atlas_wm.runs.folder import METRICS, TEMPORAL_HEAD, WEIGHTS
 from atlas_wm.settings import Options, to_dict
 from atlas_wm.study.study import FIRST_SEED, Dataset, Evaluation, Study, file_name
 from atlas_wm.study.tuning import Tuned, all_tuned, weight_settings
@@ -25,7 +25,7 @@ DATA_SEEDS: dict[Purpose, int] = {"": 0, "tries": 1, "evaluation": 2}
 class Unit:
     name: str
     kind: Kind
-    command: tuple[str, ...]  # arguments of atlas
+    command: tuple[str, ...]  # arguments of atlas; none: it is the unit that it needs, under another name
     makes: Path  # exists when it is done
     needs: tuple[str, ...]  # names of units
     key: str  # of the settings and of what it needs: another key, another result
@@ -69,7 +69,9 @@ def units_of(study: Study, out: Path, chosen: Mapping[Tuned, float] | None = Non
             add(name, "collect", collect_command(task, described, path, purpose), Path(path))
         return path, [name]
 
-    runs: dict[RunName, Path] = {run: out / folder for run, folder in run_folders(study).items()}
+    names = run_folders(study)
+    twins = {run: twin for run in names if (twin := same_run(study, run, chosen or {})) != run}
+    runs: dict[RunName, Path] = {run: out / folder for run, folder in names.items() if run not in twins}
     for task in study.tasks:
         dataset(task)
         if evaluated_apart(study, task):
@@ -84,7 +86,7 @@ def units_of(study: Study, out: Path, chosen: Mapping[Tuned, float] | None = Non
             given = study.settings | study.try_settings | weight_settings(study, one, factor)
             command = train_command(run, path, folder, whole_episodes(run, given))
             facts = {"settings": to_dict(recipe_config(run.recipe, run.method, run.task)), "run": run}
-            tries[one].append(add(f"try {folder.name}", "try", command, folder / WEIGHTS, needs, **facts))
+            tries[one].append(add(f"try {folder.name}", "try", command, folder / METRICS, needs, **facts))
     for run, folder in runs.items():
         one, given = Tuned(run.task, run.method, run.recipe), study.settings
         if one in tries:
@@ -110,6 +112,10 @@ def units_of(study: Study, out: Path, chosen: Mapping[Tuned, float] | None = Non
                 needs, episodes = needs + collected, ["--data", path]
             command = ["eval", str(folder), *episodes, *evaluation_flags(evaluation), *own_task(run.task)]
             add(name, "eval", command, folder / "evaluation", needs, run=run)
+    for run, twin in twins.items():
+        for unit in [u for u in units.values() if u.run == twin]:
+            name = unit.name.replace(f" {names[twin]}", f" {names[run]}", 1)
+            add(name, unit.kind, (), unit.makes, [unit.name], run=run)
     of_runs = [u for u in units.values() if u.kind in ("train", "eval")]
     if study.diagnostics:
         for task in study.tasks:
@@ -169,6 +175,13 @@ def run_folders(study: Study) -> dict[RunName, str]:
         shown = (file_name(str(part)) for part, differs in zip(parts, varied, strict=True) if differs)
         names[RunName(*parts)] = "-".join(shown)
     return names
+
+
+def same_run(study: Study, run: RunName, chosen: Mapping[Tuned, float]) -> RunName:
+    """The run with the same settings: where tries chose the recipe's own weight, that of the recipe."""
+    plain = replace(run, recipe=untuned(run.recipe))
+    own_weight = chosen.get(Tuned(run.task, run.method, run.recipe)) == 1.0
+    return plain if own_weight and plain.recipe in study.recipes else run
 
 
 def own_task(task: str) -> list[str]:
