@@ -26,7 +26,7 @@ ALLOWED = {
     "data": BASICS | {"parallel", "runs", "tasks"},
     "convert": BASICS | {"runs", "models", "tasks", "data", "methods"},
     "train": BASICS | {"parallel", "losses", "kernels", "models", "runs", "tasks", "data", "convert"},
-    "plan": BASICS | {"kernels", "models", "runs"},
+    "plan": BASICS | {"parallel", "kernels", "models", "runs"},
     "evaluate": BASICS | {"parallel", "runs", "models", "tasks", "data", "plan"},
     "diagnose": BASICS | {"parallel", "losses", "runs", "models", "tasks", "data", "plan", "evaluate"},
     "client": set(),

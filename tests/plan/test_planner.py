@@ -50,6 +50,28 @@ def test_an_episode_alone_is_bit_for_bit_the_episode_among_sixteen(planner):
         assert same(alone, together[e])
 
 
+@pytest.mark.parametrize(
+    ("most", "given", "expected"),
+    [(10**9, None, 1), (0, None, 3), (10**9, "3", 3)],
+    ids=["small", "large", "given"],
+)
+def test_a_small_model_plans_with_one_thread_unless_the_user_says_how_many(
+    demo_model, monkeypatch, most, given, expected
+):
+    monkeypatch.setattr(module, "SMALL_PREDICTOR", most)
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    if given:
+        monkeypatch.setenv("OMP_NUM_THREADS", given)
+    planner, before, seen = Planner(demo_model, QUICK), torch.get_num_threads(), []
+    monkeypatch.setattr(planner, "_solve", lambda *_: seen.append(torch.get_num_threads()) or [])
+    torch.set_num_threads(3)
+    try:
+        planner.plan_batch(images(1), images(1), [make_rng(0)])
+        assert (seen, torch.get_num_threads()) == ([expected], 3)
+    finally:
+        torch.set_num_threads(before)
+
+
 def test_the_same_seed_gives_the_same_plan_and_another_seed_another(planner):
     plan = planner.plan(image(), image(seed=1), seed=0)
     assert same(plan, planner.plan(image(), image(seed=1), seed=0))

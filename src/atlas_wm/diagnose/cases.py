@@ -2,19 +2,18 @@
 
 import base64
 import io
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 
 from atlas_wm.diagnose.evaluated import Evaluated, find_each_evaluated
 from atlas_wm.diagnose.frozen_run import FrozenRun
 from atlas_wm.errors import UserError
 from atlas_wm.evaluate.env_batch import FILM_EVERY, EnvBatch
 from atlas_wm.evaluate.rollout import planning_policy, run_episodes
+from atlas_wm.parallel.devices import one_thread
 from atlas_wm.plan.planner import Planner, dtype_of
 from atlas_wm.runs.films import film_steps
 
@@ -45,7 +44,7 @@ def cases(run: FrozenRun, evaluation: Evaluated, rows: Sequence[int], offset: in
     planner = Planner(run.model, evaluation.plan, plain=evaluation.plain, dtype=dtype_of(evaluation.precision))
     envs = EnvBatch(run.data.task, run.data.image_size)
     try:
-        with one_thread():
+        with one_thread():  # as evaluations plan
             records, films = run_episodes(
                 [envs],
                 run.data,
@@ -75,17 +74,6 @@ def cases(run: FrozenRun, evaluation: Evaluated, rows: Sequence[int], offset: in
             f"the device, the batch size or the weights have changed"
         )
     return result
-
-
-@contextmanager
-def one_thread() -> Iterator[None]:
-    """Evaluation plans on one CPU thread; rounding depends on the number of threads."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(threads)
 
 
 def _strip(film: np.ndarray, steps: int) -> dict[str, Any]:

@@ -5,13 +5,14 @@ from typing import Any
 
 import numpy as np
 
-from atlas_wm.diagnose.cases import one_thread, png
+from atlas_wm.diagnose.cases import png
 from atlas_wm.diagnose.evaluated import Evaluated
 from atlas_wm.diagnose.frozen_run import FrozenRun
 from atlas_wm.errors import UserError
 from atlas_wm.evaluate.imagine import imagine_episode
 from atlas_wm.evaluate.training_frames import TrainingFrames
 from atlas_wm.images import frame_to_tensor, reduce_frames
+from atlas_wm.parallel.devices import one_thread
 from atlas_wm.plan.planner import Planner, dtype_of
 from atlas_wm.rng import make_rng
 from atlas_wm.runs.results import EpisodeResult

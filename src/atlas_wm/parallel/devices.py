@@ -3,6 +3,8 @@
 import os
 import resource
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import torch
@@ -42,6 +44,18 @@ def _own_device(name: str) -> torch.device:
         raise UserError(f"{here.local_size} processes on a machine with {gpus} GPUs: start one for each GPU")
     torch.cuda.set_device(index)
     return torch.device("cuda", index)
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """Within, torch computes with one CPU thread. Rounding depends on the number of threads, and where other
+    processes keep the cores busy, threads spend their time waiting for each other."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
 
 
 def peak_memory(device: torch.device) -> int:

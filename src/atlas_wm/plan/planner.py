@@ -1,8 +1,10 @@
 """From two images to actions: encode the current frame and the goal once, then search for the cheapest actions."""
 
 import logging
+import os
 import time
 from collections.abc import Sequence
+from contextlib import nullcontext
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -17,6 +19,7 @@ from atlas_wm.kernels.rollout import FastTerminal, PackedProduct
 from atlas_wm.models.layers import MODULATION
 from atlas_wm.models.predictors import Dynamics
 from atlas_wm.models.world_model import WorldModel
+from atlas_wm.parallel.devices import one_thread
 from atlas_wm.plan.bounds import clip_limits
 from atlas_wm.plan.captured import CapturedSearch, Found, Weights
 from atlas_wm.plan.cem import make_solver
@@ -31,6 +34,7 @@ WORKING_SET = 2**30  # bytes that candidates may take while they are rolled out 
 LARGEST_CHUNK = 2**31  # candidates: no limit
 Image = np.ndarray | Tensor
 FLAGGED = 99.0  # percentile
+SMALL_PREDICTOR = 2_000_000  # parameters
 
 
 def dtype_of(precision: str) -> torch.dtype | None:
@@ -96,6 +100,9 @@ class Planner:
     captured graphs, with their own noise; otherwise the predictor's fast rollout is used where it offers one.
     ``dtype`` of the products while candidates are compared: bfloat16 on a CUDA device; float32, the numbers of the
     plain search, elsewhere. ``plain``: no fast path.
+
+    On a CPU a small model plans with one thread, whatever torch's setting is, unless OMP_NUM_THREADS is set: more
+    gain little, and on busy cores they make a plan take seconds (docs/notes/planning-speed.md).
     """
 
     def __init__(
@@ -118,6 +125,9 @@ class Planner:
             log.warning("plans are not clipped: the run has no action bounds (`atlas bank RUN` adds them)")
         if self.device.type == "cuda" and not self.plain and self.config.own_parts:
             log.info("no CUDA graphs: they are for the costs and the solver of atlas-wm")
+        size = sum(parameter.numel() for parameter in model.predictor.parameters())
+        small = self.device.type == "cpu" and size < SMALL_PREDICTOR and "OMP_NUM_THREADS" not in os.environ
+        self.threads = one_thread if small else nullcontext
         self.seconds = 0.0  # spent planning
         self.chunk = self.config.candidate_chunk or self._automatic_chunk()
         self._seen: set[tuple[int, ...]] = set()  # image sizes
@@ -171,7 +181,7 @@ class Planner:
         start = starts(self.cost, self.model.config.frameskip * self.model.action_size, rests).to(self.device)
         together = self.device.type != "cpu" or len(rngs) == 1
         each = [slice(None)] if together else [slice(i, i + 1) for i in range(len(rngs))]
-        with torch.no_grad() if self.solver.needs_gradients else torch.inference_mode():
+        with self.threads(), torch.no_grad() if self.solver.needs_gradients else torch.inference_mode():
             plans = [plan for one in each for plan in self._solve(frames[one], goals[one], rngs[one], start[one])]
         self.seconds += time.perf_counter() - started
         return plans
