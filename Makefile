@@ -6,7 +6,7 @@ READY  := $(VENV)/.ready
 .PHONY: help setup demo test test-gpu lint style bench docs docs-serve
 
 help:
-	@echo "make demo        collect, train ATLAS and LeWM on TwoRoom, evaluate, diagnose, report: runs/demo/ (10 to 15 minutes on 2 cores)"
+	@echo "make demo        collect, train ATLAS and LeWM on TwoRoom, evaluate, diagnose, report: runs/demo/ (8 to 15 minutes on 2 cores)"
 	@echo "make test        lint, types and all tests"
 	@echo "make test-gpu    tests that need a CUDA device (a few minutes; does nothing without one)"
 	@echo "make docs        build the documentation into site/ (broken links fail)"

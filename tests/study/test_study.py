@@ -315,6 +315,23 @@ def test_on_this_machine_units_are_processes_with_a_gpu_and_a_log(tmp_path, monk
     assert launcher.standby.wait(60) == 0
 
 
+@pytest.mark.parametrize(
+    ("gpus", "per_gpu", "given", "expected"),
+    [(0, 2, None, "4"), (2, 8, None, "1"), (0, 2, "3", "3"), (1, 1, None, None)],
+)
+def test_units_that_run_at_once_divide_the_cores_unless_the_user_says_otherwise(
+    tmp_path, monkeypatch, gpus, per_gpu, given, expected
+):
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    if given:
+        monkeypatch.setenv("OMP_NUM_THREADS", given)
+    started = []
+    monkeypatch.setattr(local.os, "cpu_count", lambda: 8)
+    monkeypatch.setattr(local.subprocess, "Popen", lambda command, env, **_: started.append(env))
+    LocalLauncher(Records(tmp_path), gpus, per_gpu)
+    assert [env.get("OMP_NUM_THREADS") for env in started] == [expected]
+
+
 def test_estimates_come_from_units_of_the_same_kind_where_there_are_some(tmp_path):
     progress = progress_of(units_of(STUDY, tmp_path).values(), Records(tmp_path))
     unit = progress["train lewm-3072"].unit

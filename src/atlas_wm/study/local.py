@@ -35,13 +35,17 @@ class LocalJob:
 
 
 class LocalLauncher:
-    """``gpus``: how many there are; each takes ``per_gpu`` units. Without any, ``per_gpu`` units share the CPUs."""
+    """``gpus``: how many there are; each takes ``per_gpu`` units. Without any, ``per_gpu`` units share the CPUs.
+
+    Units that run at once divide the cores: threads of several torch processes on one core wait for each other.
+    """
 
     def __init__(self, records: Records, gpus: int, per_gpu: int):
         self.records = records
         self.slots: list[int | None] = [gpu for gpu in range(gpus) for _ in range(per_gpu)] or [None] * per_gpu
         self.jobs: list[LocalJob] = []
-        self.standby = start_standby()
+        self.threads = max(1, (os.cpu_count() or 1) // len(self.slots)) if len(self.slots) > 1 else None
+        self.standby = start_standby(self.threads)
 
     def _free(self) -> list[int | None]:
         self.jobs = [job for job in self.jobs if not job.finished()]
@@ -59,9 +63,9 @@ class LocalLauncher:
         return list(started)
 
     def _process(self, unit: Unit, gpu: int | None) -> "subprocess.Popen[bytes]":
-        process, self.standby = self.standby, start_standby()
+        process, self.standby = self.standby, start_standby(self.threads)
         if process.poll() is not None:  # somebody killed it
-            process = start_standby()
+            process = start_standby(self.threads)
         environment = {} if gpu is None else {"CUDA_VISIBLE_DEVICES": visible_gpus()[gpu]}
         log = str(log_file(self.records.log(unit)))
         assert process.stdin is not None
@@ -72,10 +76,12 @@ class LocalLauncher:
         return process
 
 
-def start_standby() -> "subprocess.Popen[bytes]":
+def start_standby(threads: int | None) -> "subprocess.Popen[bytes]":
     """A process for the next unit, which imports modules meanwhile. It ends with this one."""
     command = [sys.executable, "-m", "atlas_wm.cli.standby", *PRELOADED]
-    return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    divided = {} if threads is None else {"OMP_NUM_THREADS": str(threads)}  # read when torch is imported
+    quiet = subprocess.DEVNULL
+    return subprocess.Popen(command, env=divided | os.environ, stdin=subprocess.PIPE, stdout=quiet, stderr=quiet)
 
 
 def atlas(unit: Unit) -> list[str]:
