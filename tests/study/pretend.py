@@ -64,9 +64,11 @@ class Pretend:
         return [name for name, _ in self.commands]
 
 
-def run(study: Study, out: Path, launcher: Pretend | None = None, **fails: int) -> tuple[Pretend, dict[str, str]]:
+def run(
+    study: Study, out: Path, launcher: Pretend | None = None, only: list[str] | None = None, **fails: int
+) -> tuple[Pretend, dict[str, str]]:
     """As ``atlas study`` does it."""
     records, pretend = Records(out), launcher or Pretend(**fails)
     progress = start(study, out, records)
-    run_units(progress, records, pretend, on_tries=lambda: after_tries(study, out, progress))
+    run_units(progress, records, pretend, on_tries=lambda: after_tries(study, out, progress), only=only)
     return pretend, {name: p.state for name, p in progress.items()}

@@ -152,6 +152,12 @@ def test_a_tuned_run_with_the_weight_of_the_recipe_is_that_of_the_recipe(tmp_pat
     assert "train lewm" in run(alone, tmp_path / "alone")[0].names
 
 
+def test_a_part_gets_the_run_that_it_turns_out_to_be(tmp_path):
+    pretend, states = run(ALIKE, tmp_path, only=["eval lewm-paper+tuned"])
+    assert pretend.names[-2:] == ["train lewm-paper", "eval lewm-paper 50"]
+    assert states["eval lewm-paper+tuned 50"] == "done" and states["report"] == "waiting"
+
+
 def test_a_failed_run_blocks_those_that_are_the_same(tmp_path):
     _, states = run(ALIKE, tmp_path, **{"train lewm-paper": 2})
     assert {n for n, s in states.items() if s == "blocked"} >= {

@@ -5,7 +5,7 @@ import os
 import signal
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from itertools import product
@@ -79,7 +79,7 @@ def study(
     out = out or Path("runs") / Path(study).stem
     records = Records(out)
     progress = start(described, out, records)
-    part = progress if only is None else part_of(progress, only)
+    part = part_of(progress, only)
     console = Console()
     if dry_run:
         print_plan(console, described, part)
@@ -89,8 +89,8 @@ def study(
     renewed = partial(after_tries, described, out, progress)
     if todo:
         renewed()
-        with ended_by_sigterm(), Shown(console, part, records) as shown:
-            run_units(part, records, make_launcher(records, slurm, per_gpu), shown.update, renewed)
+        with ended_by_sigterm(), Shown(console, lambda: part_of(progress, only), records) as shown:
+            run_units(progress, records, make_launcher(records, slurm, per_gpu), shown.update, renewed, only)
     summarise(console, described, out, progress, records)
 
 
@@ -121,9 +121,9 @@ def make_launcher(records: "Records", slurm: str | None, per_gpu: int) -> "Launc
 class Shown:
     """A live table in a terminal; elsewhere a line for every change."""
 
-    def __init__(self, console: Console, progress: "Mapping[str, Progress]", records: "Records"):
-        self.console, self.progress, self.records = console, progress, records
-        self.states = {name: p.state for name, p in progress.items()}
+    def __init__(self, console: Console, shown: "Callable[[], Mapping[str, Progress]]", records: "Records"):
+        self.console, self.shown, self.records = console, shown, records
+        self.states = {name: p.state for name, p in shown().items()}
         self.live = Live(console=console, refresh_per_second=2) if console.is_terminal else None
 
     def __enter__(self) -> "Shown":
@@ -137,8 +137,8 @@ class Shown:
             self.live.stop()
 
     def update(self) -> None:
-        for name, p in self.progress.items():
-            if p.state != self.states[name]:
+        for name, p in self.shown().items():
+            if p.state != self.states.get(name):
                 self.states[name] = p.state
                 if self.live is None:
                     self.console.print(f"{p.state:8} {name}{_after(p)}", highlight=False)
@@ -147,9 +147,10 @@ class Shown:
 
     def table(self) -> Table:
         """What runs or failed first; the rest as far as there is room."""
-        table = Table("unit", "state", "time", "now", title=_counts(self.progress), expand=True)
+        progress = self.shown()
+        table = Table("unit", "state", "time", "now", title=_counts(progress), expand=True)
         order = {"running": 0, "failed": 1, "blocked": 2, "waiting": 3, "done": 4}
-        rows = sorted(self.progress.values(), key=lambda p: order[p.state])
+        rows = sorted(progress.values(), key=lambda p: order[p.state])
         for p in rows[:MOST_ROWS]:
             seconds = time.monotonic() - p.started if p.state == "running" else p.seconds
             now = last_line(self.records.log(p.unit)) if p.state in ("running", "failed") else ""

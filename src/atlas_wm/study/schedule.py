@@ -89,17 +89,22 @@ def _gone(units: Collection[Unit]) -> dict[str, list[str] | None]:
     return {unit.name: readers[unit.name] if unit.kind in REMOVABLE else None for unit in gone}
 
 
-def part_of(all_progress: Mapping[str, Progress], texts: Sequence[str]) -> dict[str, Progress]:
-    """Units with one of the texts in their name, and what they need."""
-    wanted: set[str] = set()
+def part_of(all_progress: dict[str, Progress], texts: Sequence[str] | None) -> dict[str, Progress]:
+    """Units with one of the texts in their name, and what they need; None: all."""
+    if texts is None:
+        return all_progress
+    found: list[str] = []
     for text in texts:
-        found = {name for name in all_progress if text in name}
-        if not found:
+        named = [name for name in all_progress if text in name]
+        if not named:
             raise UserError(f"--only {text}: no unit has this in its name; --dry-run lists all units")
-        wanted |= found
-    for name in reversed(list(all_progress)):  # each stands after what it needs
-        if name in wanted:
-            wanted |= set(all_progress[name].unit.needs)
+        found += named
+    wanted: set[str] = set()
+    while found:
+        name = found.pop()
+        if name not in wanted:
+            wanted.add(name)
+            found += all_progress[name].unit.needs
     return {name: progress for name, progress in all_progress.items() if name in wanted}
 
 
@@ -109,21 +114,25 @@ def run_units(
     launcher: Launcher,
     on_change: Callable[[], None] = lambda: None,
     on_tries: Callable[[], Mapping[str, Unit]] | None = None,
+    only: Sequence[str] | None = None,
 ) -> None:
     """Until every unit is done, failed, or blocked by one that failed.
 
-    ``on_tries``: called when tries are over → the units with the weights that are known now.
+    ``on_tries``: called when tries are over → the units with the weights that are known now. ``only``: texts of
+    :func:`part_of`.
     """
+    part = part_of(all_progress, only)
     try:
         tries_over = _tries_over(all_progress)
-        while any(p.state in ("waiting", "running") for p in all_progress.values()):
+        while any(p.state in ("waiting", "running") for p in part.values()):
             changed = _collect_finished(all_progress, records)
             changed |= _take_over(all_progress)
             changed |= _block(all_progress)
             if on_tries is not None and _tries_over(all_progress) > tries_over:
                 tries_over = _tries_over(all_progress)
                 _renew(all_progress, on_tries(), records)
-            waiting = [p for p in all_progress.values() if p.state == "waiting" and p.unit.command]
+                part = part_of(all_progress, only)  # it may need others now
+            waiting = [p for p in part.values() if p.state == "waiting" and p.unit.command]
             ready = [p for p in waiting if _is_ready(p, all_progress)]
             ready = ready[: launcher.room()]
             if ready:
