@@ -77,7 +77,8 @@ def free_memory(device: torch.device) -> int:
         return torch.cuda.mem_get_info(device)[0]
     free = machine_memory() // 2  # where the system does not tell
     if MEMINFO.exists():
-        free = next(1024 * int(line.split()[1]) for line in MEMINFO.open() if line.startswith("MemAvailable:"))
+        lines = MEMINFO.read_text().splitlines()
+        free = next(1024 * int(line.split()[1]) for line in lines if line.startswith("MemAvailable:"))
     if limit := _container_limit():
         free = min(free, limit - int((CGROUP / "memory.current").read_text()))
     return free // process_info().local_size
