@@ -233,6 +233,18 @@ def test_the_result_of_other_settings_is_removed_and_an_interrupted_one_is_not(t
     assert not (tmp_path / "atlas").exists() and (tmp_path / "lewm").exists()
 
 
+def test_what_a_command_completed_after_the_study_was_killed_is_done(tmp_path):
+    study = replace(STUDY, seeds=1)
+    run(study, tmp_path)
+    units, records = units_of(study, tmp_path), Records(tmp_path)
+    for name in ("collect tworoom", "train atlas", "eval lewm 25"):
+        records.write(units[name], "running")
+    assert run(study, tmp_path)[0].names == ["eval lewm 25", "diagnose tworoom", "report"]  # evaluations grow
+    records.write(units["train atlas"], "running")
+    units["train atlas"].makes.unlink()
+    assert "train atlas" in run(study, tmp_path)[0].names
+
+
 def test_a_folder_that_the_study_did_not_make_is_left_alone(tmp_path):
     (tmp_path / "atlas").mkdir()
     Records(tmp_path).clear(units_of(replace(STUDY, seeds=1), tmp_path)["train atlas"])

@@ -12,6 +12,7 @@ from atlas_wm.settings import from_dict
 from atlas_wm.study.units import Unit
 
 State = Literal["waiting", "running", "done", "failed", "blocked"]
+AT_ONCE = ("collect", "try", "train")  # kinds whose result appears when it is complete
 
 
 @dataclass(frozen=True)
@@ -43,9 +44,13 @@ class Records:
         write_json(self._file(unit), asdict(Record(unit.key, unit.command, state, seconds, attempts)))
 
     def was_done(self, unit: Unit) -> bool:
-        """With these settings. Its result may be gone since."""
+        """With these settings. Its result may be gone since. A command may also have gone on to its end after the
+        study was killed."""
         record = self.read(unit)
-        return record is not None and (record.key, record.state) == (unit.key, "done")
+        if record is None or record.key != unit.key:
+            return False
+        completed = record.state == "running" and unit.kind in AT_ONCE and unit.makes.exists()
+        return record.state == "done" or completed
 
     def why(self, unit: Unit) -> str:
         """Why a unit has to run."""
@@ -60,7 +65,7 @@ class Records:
         """Remove the result of other settings, and what is left of one that has to be made again. An interrupted
         unit keeps what it has: its command resumes."""
         record = self.read(unit)
-        if record is None or unit.kind not in ("collect", "try", "train"):
+        if record is None or unit.kind not in AT_ONCE:
             return
         if record.key == unit.key and record.state != "done":
             return

@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
@@ -141,9 +142,9 @@ def run_units(
             if not changed and not ready:
                 time.sleep(POLL_SECONDS)
     except BaseException:  # Ctrl-C too: what is interrupted resumes at the next call
-        for progress in all_progress.values():
-            if progress.job is not None and progress.state == "running":
-                progress.job.stop()
+        jobs = [p.job for p in all_progress.values() if p.job is not None and p.state == "running"]
+        with ThreadPoolExecutor(max(1, len(jobs))) as pool:  # all at once: a second Ctrl-C must leave none behind
+            list(pool.map(lambda job: job.stop(), jobs))
         raise
 
 
