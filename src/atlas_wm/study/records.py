@@ -49,8 +49,7 @@ class Records:
         record = self.read(unit)
         if record is None or record.key != unit.key:
             return False
-        completed = record.state == "running" and unit.kind in AT_ONCE and unit.makes.exists()
-        return record.state == "done" or completed
+        return record.state == "done" or (unit.kind in AT_ONCE and unit.makes.exists())
 
     def why(self, unit: Unit) -> str:
         """Why a unit has to run."""
