@@ -224,6 +224,12 @@ def _notices(study: Study) -> list[Notice]:
                     Notice(kind, f"{condition_text(study, task, condition)}: {text}")
                     for kind, text in _remarks(run, result, run.evaluations[condition])
                 ]
+            risks: dict[str, list[str]] = {}  # by what they are of: one notice for many runs
+            for run, result in found:
+                text, _, value = risk_line(result).rpartition(" ")
+                risks.setdefault(text, []).append(f"{value} ({run.name})")
+            where = condition_text(study, task, condition)
+            notices += [Notice("note", f"{where}: {text} {', '.join(v)}.") for text, v in risks.items() if text]
             for what, key in (("episodes", _episodes_of), ("planner settings", _plan_of)):
                 if different := differing_values(runs, [key(result) for _, result in found]):
                     where = f"{task_name(task)}, {condition_text(study, task, condition)}"
@@ -238,7 +244,7 @@ def _remarks(
     if result.model.errors:
         errors = f"{result.model.errors} episodes of {run.name} ended with an environment error"
         yield "warning", f"{errors} and count as failed."
-    for line in filter(None, (ceiling_line(result), risk_line(result))):
+    if line := ceiling_line(result):
         yield "note", f"{run.name}: {line}."
     if selected.others:
         shown = f"the page shows the most complete, {selected.name}.json ({result.summary})"
