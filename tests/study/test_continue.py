@@ -73,6 +73,7 @@ def test_the_result_of_other_settings_is_removed_and_an_interrupted_one_is_not(t
     (tmp_path / "atlas" / "checkpoint").touch()
     units, records = units_of(study, tmp_path), Records(tmp_path)
     records.write(units["train atlas"], "running")
+    units["train atlas"].makes.unlink()  # an interrupted training has no weights yet
     assert records.why(units["train atlas"]) == "it was interrupted"
     records.clear(units["train atlas"])
     assert (tmp_path / "atlas" / "checkpoint").exists()
@@ -92,6 +93,10 @@ def test_what_a_command_completed_after_the_study_was_killed_is_done(tmp_path):
     records.write(units["train atlas"], "running")
     units["train atlas"].makes.unlink()
     assert "train atlas" in run(study, tmp_path)[0].names
+    records.write(units["train lewm"], "running")
+    (tmp_path / "lewm" / "left").touch()
+    records.clear(units["train lewm"])  # as when it has to run again: its command refuses a folder that exists
+    assert not (tmp_path / "lewm").exists()
 
 
 def test_a_folder_that_the_study_did_not_make_is_left_alone(tmp_path):

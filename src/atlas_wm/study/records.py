@@ -66,7 +66,7 @@ class Records:
         record = self.read(unit)
         if record is None or unit.kind not in AT_ONCE:
             return
-        if record.key == unit.key and record.state != "done":
+        if record.key == unit.key and not self.was_done(unit):
             return
         result = unit.makes if unit.kind == "collect" else unit.makes.parent
         for path in (result, *result.parent.glob(f"{result.name}.*")):
