@@ -32,7 +32,7 @@ ALLOWED = {
     "client": set(),
     "serve": BASICS | {"client", "plan"},
     "play": BASICS | {"parallel", "runs", "models", "tasks", "data", "plan", "evaluate", "serve", "report"},
-    "study": BASICS | {"methods", "recipes", "runs"},
+    "study": BASICS | {"data", "methods", "recipes", "runs"},
     "report": {"errors", "plan_config", "runs", "task_table", "diagnose"},  # of diagnose only the catalog
     "show": BASICS | {"runs", "tasks", "data", "report"},
 }

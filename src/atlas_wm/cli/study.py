@@ -69,6 +69,7 @@ def study(
             qos, time (minutes), gpus_per_node, cpus_per_task, mem, constraint.
     """
     from atlas_wm.study.records import Records
+    from atlas_wm.study.rows import check_rows
     from atlas_wm.study.schedule import part_of, run_units
     from atlas_wm.study.study import changed, read_study
     from atlas_wm.study.tries import after_tries, start
@@ -90,7 +91,8 @@ def study(
     if todo:
         renewed()
         with ended_by_sigterm(), Shown(console, lambda: part_of(progress, only), records) as shown:
-            run_units(progress, records, make_launcher(records, slurm, per_gpu), shown.update, renewed, only)
+            launcher = make_launcher(records, slurm, per_gpu)
+            run_units(progress, records, launcher, shown.update, renewed, partial(check_rows, part), only)
     summarise(console, described, out, progress, records)
 
 

@@ -240,6 +240,13 @@ class EpisodeData:
         return digest.hexdigest()[:16]
 
 
+def episode_lengths(path: str | Path) -> np.ndarray:
+    """The number of rows of each episode (E,), without reading a column."""
+    found = find_dataset(path)
+    with _readable(f"{found} cannot be read as a dataset"):
+        return np.asarray(_open(to_open(found) if isinstance(found, str) else found, 1).lengths, np.int64)
+
+
 def find_dataset(path: str | Path, task: Task | None = None) -> Path | str:
     """The path as given, or in $STABLEWM_HOME; the ending may be omitted. A URL (str) as given. task: named in the
     error."""

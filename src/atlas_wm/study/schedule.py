@@ -115,11 +115,13 @@ def run_units(
     launcher: Launcher,
     on_change: Callable[[], None] = lambda: None,
     on_tries: Callable[[], Mapping[str, Unit]] | None = None,
+    on_collected: Callable[[], None] | None = None,
     only: Sequence[str] | None = None,
 ) -> None:
     """Until every unit is done, failed, or blocked by one that failed.
 
-    ``on_tries``: called when tries are over → the units with the weights that are known now. ``only``: texts of
+    ``on_tries``: called when tries are over → the units with the weights that are known now. ``on_collected``:
+    called once, when all datasets exist and the first units that read them have started. ``only``: texts of
     :func:`part_of`.
     """
     part = part_of(all_progress, only)
@@ -139,6 +141,11 @@ def run_units(
             if ready:
                 _start(ready, records, launcher, all_progress)
             on_change()
+            if on_collected is not None and all(
+                p.state == "done" for p in part.values() if p.unit.kind == "collect"
+            ):
+                on_collected()
+                on_collected = None
             if not changed and not ready:
                 time.sleep(POLL_SECONDS)
     except BaseException:  # Ctrl-C too: what is interrupted resumes at the next call
