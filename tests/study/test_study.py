@@ -124,7 +124,8 @@ def test_evaluations_may_have_demonstrations_of_their_own(tmp_path):
     path = str(tmp_path / "tworoom-evaluation.h5")
     collect, test = units["collect tworoom for evaluation"], units["eval atlas 50"]
     assert " ".join(collect.command).endswith(f"--episodes 7 --out {path} --seed 2")
-    assert set(test.needs) == {"train atlas", collect.name} and collect.name not in units["train atlas"].needs
+    assert set(test.needs) == {"train atlas", "collect tworoom", collect.name}
+    assert collect.name not in units["train atlas"].needs
     assert test.command[2:4] == ("--data", path) and "--part" not in test.command
     as_paper = units_of(replace(STUDY, seeds=1, part="all", datasets={"tworoom": APART}), tmp_path)
     assert "collect tworoom for evaluation" not in as_paper and "--data" not in as_paper["eval atlas 50"].command
@@ -150,8 +151,9 @@ def test_a_temporal_cost_gets_its_head_first_and_other_costs_do_not_wait_for_it(
     ways = (Evaluation(25), Evaluation(50, flags=("--cost", "temporal")))
     units = units_of(replace(STUDY, seeds=1, evaluations=ways, head=("--steps", "9")), tmp_path)
     assert units["head atlas"].command == ("head", str(tmp_path / "atlas"), "--steps", "9")
-    assert units["head atlas"].needs == ("train atlas",) and units["eval atlas 25"].needs == ("train atlas",)
-    assert units["eval atlas 50 cost temporal"].needs == ("train atlas", "head atlas")
+    trained = ("train atlas", "collect tworoom")
+    assert units["head atlas"].needs == trained and units["eval atlas 25"].needs == trained
+    assert units["eval atlas 50 cost temporal"].needs == (*trained, "head atlas")
     by_setting = replace(STUDY, seeds=1, settings={"plan.cost": "temporal"}, evaluations=(Evaluation(25),))
     assert "head atlas" in units_of(by_setting, tmp_path)["eval atlas 25"].needs
     assert not [u for u in units_of(STUDY, tmp_path).values() if u.kind == "head"]

@@ -21,11 +21,10 @@ from atlas_wm.methods import METHODS, Method
 from atlas_wm.runs.folder import read_run
 from atlas_wm.runs.results import read_results
 from atlas_wm.study.records import Records
-from atlas_wm.study.results import evaluated_runs
 from atlas_wm.study.study import STUDIES, Dataset, Evaluation, Study
 from atlas_wm.study.tries import last_score, start
 from atlas_wm.study.tuning import Tuned, weight_settings, weights
-from atlas_wm.study.units import RunName, units_of
+from atlas_wm.study.units import units_of
 
 STUDY = Study(
     methods=("atlas", "lewm"),
@@ -142,12 +141,6 @@ def test_a_tuned_run_with_the_weight_of_the_recipe_is_that_of_the_recipe(tmp_pat
     assert report.count(str(tmp_path / "lewm-paper")) == 1 and str(tmp_path / "lewm-paper+tuned") not in report
     progress = start(ALIKE, tmp_path, Records(tmp_path))
     assert all(p.state == "done" for p in progress.values())
-    (folder,) = {p.unit.makes.parent for p in progress.values() if p.unit.kind == "train"}
-    (folder / "evaluation").unlink()
-    (folder / "evaluation").mkdir()
-    assert list(evaluated_runs(progress, "tworoom", "paper+tuned").values()) == [
-        RunName("tworoom", "lewm", "paper+tuned", 3072)
-    ]
     alone = replace(ALIKE, recipes=("paper+tuned",))  # no other run that it could be
     assert "train lewm" in run(alone, tmp_path / "alone")[0].names
 

@@ -110,6 +110,7 @@ def run_command(arguments: list[str]) -> None:
     elif logging.lastResort is not None:
         logging.getLogger("atlas_wm").setLevel(logging.INFO)  # such as "fast path: …", on stderr
         logging.lastResort.setLevel(logging.INFO)
+    sys.argv[1:] = arguments  # results say by which command they were made
     commands = dict(COMMANDS)
     if not arguments or arguments[0] in ("-h", "--help"):
         print(overview())

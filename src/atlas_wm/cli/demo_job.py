@@ -11,12 +11,12 @@ from rich.console import Console
 from atlas_wm.report.films import film_gif, film_strips
 from atlas_wm.report.table import markdown, print_results, success_rows, write_csv
 from atlas_wm.report.training import training_curves
-from atlas_wm.runs.folder import read_run
-from atlas_wm.runs.results import FOLDER, USUAL_POLICIES, EvaluationResult, read_results
+from atlas_wm.runs.files import locked
 from atlas_wm.study.local import log_file
 from atlas_wm.study.records import Records
+from atlas_wm.study.results import evaluated
 from atlas_wm.study.schedule import Job, progress_of, run_units
-from atlas_wm.study.study import STUDIES, Study, changed
+from atlas_wm.study.study import STUDIES, changed
 from atlas_wm.study.units import Unit, run_folders, units_of
 
 DOES = {
@@ -61,22 +61,6 @@ class Inline:
         return [Finished() for _ in units]
 
 
-def demo_results(study: Study, run: Path) -> list[Path]:
-    """The files of the demo's own evaluations, in its order. Others may stand beside them."""
-    info, _ = read_run(run)
-    found = []
-    for e in study.evaluations:
-        start = e.flags[e.flags.index("--start") + 1] if "--start" in e.flags else info.config.plan.start
-        wanted = (e.offset, e.budget, e.episodes, e.seeds, study.part, start, info.data.hash, USUAL_POLICIES)
-        found += [
-            run / FOLDER / f"{name}.json"
-            for name, r in read_results(run).items()
-            if (r.protocol.offset, r.protocol.steps, r.protocol.episodes, r.protocol.seeds, r.protocol.part,
-                r.plan.start, r.data.hash, tuple(r.policies)) == wanted and not r.variation
-        ][-1:]  # fmt: skip
-    return found
-
-
 def run_demo(out: Path, seeds: int, fresh: bool = False) -> None:
     """Collect, train, evaluate, diagnose, report. Continues an earlier call unless ``fresh``."""
     console, started = Console(), time.monotonic()
@@ -90,16 +74,18 @@ def run_demo(out: Path, seeds: int, fresh: bool = False) -> None:
     progress = progress_of(units_of(study, out).values(), records)
     if done := sum(p.state == "done" for p in progress.values()):
         say(f"{done} of {len(progress)} steps are done from an earlier call (--fresh starts over)")
-    run_units(progress, records, Inline(records, say))
+    with locked(records.folder, "used"):
+        run_units(progress, records, Inline(records, say))
 
     runs = {(run.method, run.seed): out / folder for run, folder in run_folders(study).items()}
-    files = {run: demo_results(study, run) for run in runs.values()}
-    reports = [EvaluationResult.read(file) for mine in files.values() for file in mine]
+    found = evaluated(progress)
+    reports = [one.result for one in found]
     pair = [runs[method, study.training_seeds[0]] for method in study.methods]
-    filmed = max(i for i, e in enumerate(study.evaluations) if e.offset <= 50)
+    far = max(e.offset for e in study.evaluations if e.offset <= 50)
+    filmed = [one.file for one in found if one.result.protocol.offset == far and one.file.parent.parent in pair]
     training_curves(list(runs.values()), out / "curves.png")
-    strips = film_strips([files[run][filmed] for run in pair], out / "films.png")
-    animation = film_gif(files[pair[-1]][filmed], out / "episode.gif")
+    strips = film_strips(filmed, out / "films.png")
+    animation = film_gif(filmed[-1], out / "episode.gif")
     write_csv(reports, out / "results.csv")
     note = (
         f"{study.evaluations[0].episodes} held-out episodes for each condition and run, evaluation seed 42; "

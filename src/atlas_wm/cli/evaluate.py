@@ -1,5 +1,6 @@
 """``atlas eval``"""
 
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -122,6 +123,7 @@ def evaluate(
         weights=weights,
         plain=search.plain,
         precision=search.precision,
+        command=sys.argv[1:],
     )
     print_results(reports)
     for line in filter(None, (ceiling_line(reports[0]), risk_line(reports[0]))):

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from rich.console import Console
 from rich.live import Live
+from rich.markup import escape
 from rich.table import Table
 
 from atlas_wm.cli.arguments import by_default
@@ -68,6 +69,7 @@ def study(
         slurm: Run each unit as a SLURM job (needs `pip install "atlas-wm[slurm]"`). Options: partition, account,
             qos, time (minutes), gpus_per_node, cpus_per_task, mem, constraint.
     """
+    from atlas_wm.runs.files import locked
     from atlas_wm.study.records import Records
     from atlas_wm.study.rows import check_rows
     from atlas_wm.study.schedule import part_of, run_units
@@ -90,7 +92,12 @@ def study(
     renewed = partial(after_tries, described, out, progress)
     if todo:
         renewed()
-        with ended_by_sigterm(), Shown(console, lambda: part_of(progress, only), records) as shown:
+        with (
+            locked(records.folder, "used"),
+            ended_by_sigterm(),
+            Shown(console, lambda: part_of(progress, only), records) as shown,
+        ):
+            records.remove_dropped([p.unit for p in part.values()])
             launcher = make_launcher(records, slurm, per_gpu)
             run_units(progress, records, launcher, shown.update, renewed, partial(check_rows, part), only)
     summarise(console, described, out, progress, records)
@@ -154,11 +161,12 @@ class Shown:
         order = {"running": 0, "failed": 1, "blocked": 2, "waiting": 3, "done": 4}
         rows = sorted(progress.values(), key=lambda p: order[p.state])
         for p in rows[:MOST_ROWS]:
-            seconds = time.monotonic() - p.started if p.state == "running" else p.seconds
+            seconds = p.seconds + (time.monotonic() - p.started if p.state == "running" else 0)
             now = last_line(self.records.log(p.unit)) if p.state in ("running", "failed") else ""
             now = p.why if p.state == "waiting" else now
             style = STYLES[p.state]
-            table.add_row(p.unit.name, f"[{style}]{p.state}[/]", duration(seconds) if seconds else "", now[:160])
+            since = duration(seconds) if seconds else ""
+            table.add_row(p.unit.name, f"[{style}]{p.state}[/]", since, escape(now[:160]))
         if len(rows) > MOST_ROWS:
             table.add_row(f"and {len(rows) - MOST_ROWS} more", "", "", "")
         return table
@@ -224,12 +232,13 @@ def summarise(
     console: Console, study: "Study", out: Path, progress: "Mapping[str, Progress]", records: "Records"
 ) -> None:
     from atlas_wm.report.table import print_results
-    from atlas_wm.study.results import evaluated_runs, plain_results, study_rows
+    from atlas_wm.study.results import evaluated, study_rows
     from atlas_wm.study.tries import read_tries
 
     rows = study_rows(study, progress)
     for task, recipe in product(study.tasks, study.recipes):
-        if results := [r for run in evaluated_runs(progress, task, recipe) for r in plain_results(run)]:
+        of_both = (one for one in evaluated(progress) if (one.run.task, one.run.recipe) == (task, recipe))
+        if results := [one.result for one in of_both if not one.result.variation]:
             console.print(f"\n[bold]{task}, recipe {recipe}[/]")
             print_results(results)
     for one in read_tries(study, progress):

@@ -70,6 +70,7 @@ def evaluate(
     plain: bool = False,
     precision: str = "auto",
     environments: Literal["auto", "local", "remote"] = "auto",
+    command: Sequence[str] = (),
     on_progress: OnProgress = lambda done, total, success: None,
     on_oracle: OnProgress = lambda done, total, success: None,
 ) -> list[EvaluationResult]:
@@ -84,8 +85,9 @@ def evaluate(
     first seed to film. ``on_progress(done, total, success rate)``, and ``on_oracle`` for its episodes, which run
     last. ``environments``: local, ``workers`` processes plan and act (the default on a CPU), or remote, they act
     while this process plans (on a GPU). ``timeout``: seconds to start an episode or to execute one plan. An episode
-    that takes longer, raises or kills its process is recorded as an error and counts as failed. Several processes
-    (torchrun, srun) share the episodes, and the main one writes.
+    that takes longer, raises or kills its process is recorded as an error and counts as failed. ``command``: what
+    the results say that they come from. Several processes (torchrun, srun) share the episodes, and the main one
+    writes.
     """
     run = Path(run)
     info, _ = read_run(run)
@@ -128,7 +130,7 @@ def evaluate(
         here = replace(setup, plan=searched, device="cpu")
         results += _run(here, data, simulated, run_in_workers, min(cores, len(simulated)), on_oracle)
 
-    work: dict[str, Any] = {"workers": workers, "processes": world_size()}
+    work: dict[str, Any] = {"workers": workers, "processes": world_size(), "command": tuple(command)}
     work["environments"] = "remote" if remote else "local"
     work["written"] = datetime.now(UTC).isoformat(timespec="seconds")
     reports = [_assemble(info, setup, data, draws, p, policies, results, searched, **work) for p in protocols]

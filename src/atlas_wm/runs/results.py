@@ -198,6 +198,7 @@ class EvaluationResult:
     novel_plans: int | None = None  # the model's plans that novelty flags; None: not measured
     remaining_auroc: float | None = None  # with which it predicts failure; None: too few failures or successes
     risk_auroc: float | None = None  # the same for the risk
+    command: tuple[str, ...] = ()  # arguments of atlas; empty: it was not called from the command line
     format: int = FORMAT
 
     def __post_init__(self) -> None:

@@ -2,42 +2,44 @@
 
 from collections.abc import Mapping
 from dataclasses import asdict
+from itertools import product
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-from atlas_wm.runs.results import FOLDER, EvaluationResult, read_results
+from atlas_wm.runs.results import EvaluationResult
+from atlas_wm.study.records import results_of
 from atlas_wm.study.schedule import Progress
 from atlas_wm.study.study import Study
 from atlas_wm.study.tries import last_score
 from atlas_wm.study.units import RunName
 
 
-def evaluated_runs(progress: Mapping[str, Progress], task: str, recipe: str) -> dict[Path, RunName]:
-    """By folder. Where the recipe's own weight was chosen, that of a tuned run is the folder of the other."""
-    trained = [p.unit for p in progress.values() if p.unit.kind == "train"]
-    folders = {unit.makes.parent: unit.run for unit in trained if unit.run and unit.run.recipe == recipe}
-    return {folder: run for folder, run in folders.items() if run.task == task and (folder / FOLDER).exists()}
+class Evaluated(NamedTuple):
+    run: RunName
+    file: Path
+    result: EvaluationResult
 
 
-def plain_results(folder: Path) -> list[EvaluationResult]:
-    """Without those of varied environments."""
-    return [result for result in read_results(folder).values() if not result.variation]
+def evaluated(progress: Mapping[str, Progress]) -> list[Evaluated]:
+    """What the evaluations of a study that are done have measured. Where the recipe's own weight was chosen, the
+    results of a tuned run are those of the other."""
+    found = []
+    for p in progress.values():
+        if p.unit.kind == "eval" and p.state == "done" and p.unit.run is not None:
+            unit = p.unit if p.unit.command else progress[p.unit.needs[0]].unit
+            found += [Evaluated(p.unit.run, *one) for one in results_of(unit.makes, unit.command).items()]
+    return found
 
 
 def study_rows(study: Study, progress: Mapping[str, Progress]) -> list[dict[str, Any]]:
     """Of study.csv: success in percent, in all and by half; steps and time of plans; floor and ceilings."""
-    return [
-        row(run, result, last_score(folder), progress)
-        for task in study.tasks
-        for recipe in study.recipes
-        for folder, run in evaluated_runs(progress, task, recipe).items()
-        for result in plain_results(folder)
-    ]
+    order = [*product(study.tasks, study.recipes)]
+    rows = [row(one, progress) for one in evaluated(progress)]
+    return sorted(rows, key=lambda r: order.index((r["task"], r["recipe"])))
 
 
-def row(
-    run: RunName, result: EvaluationResult, score: float | None, progress: Mapping[str, Progress]
-) -> dict[str, Any]:
+def row(evaluated: Evaluated, progress: Mapping[str, Progress]) -> dict[str, Any]:
+    run, file, result = evaluated
     model, seconds = result.model, result.model.seconds_per_plan
     rates = {name: policy.success_mean for name, policy in result.policies.items() if name != "model"}
     return asdict(run) | {
@@ -57,7 +59,7 @@ def row(
         "episodes": model.count,
         "train_minutes": _minutes(progress, "train", run),
         "eval_minutes": _minutes(progress, "eval", run),
-        "score": score,
+        "score": last_score(file.parent.parent),
     }
 
 

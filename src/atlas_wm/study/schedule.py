@@ -69,11 +69,13 @@ def progress_of(units: Collection[Unit], records: Records) -> dict[str, Progress
 
 def _to_run(units: Collection[Unit], records: Records) -> set[str]:
     """Names of the units that were not done with their settings, that need one that has to run, or whose result is
-    gone. A dataset or weights that are gone are made again only if a unit that has to run reads them."""
+    gone. A dataset or weights that are gone are made again only if a unit that has to run reads them; a dataset is
+    the same then, so nothing else runs again for it."""
     todo = {unit.name for unit in units if unit.command and not records.was_done(unit)}
     gone = _gone(units)
+    same = {unit.name for unit in units if unit.kind == "collect" and unit.name in gone} - todo
     while True:
-        again = {unit.name for unit in units if not todo.isdisjoint(unit.needs)}
+        again = {unit.name for unit in units if not (todo - same).isdisjoint(unit.needs)}
         again |= {name for name, readers in gone.items() if readers is None or not todo.isdisjoint(readers)}
         if again <= todo:
             return todo
@@ -149,9 +151,13 @@ def run_units(
             if not changed and not ready:
                 time.sleep(POLL_SECONDS)
     except BaseException:  # Ctrl-C too: what is interrupted resumes at the next call
-        jobs = [p.job for p in all_progress.values() if p.job is not None and p.state == "running"]
-        with ThreadPoolExecutor(max(1, len(jobs))) as pool:  # all at once: a second Ctrl-C must leave none behind
-            list(pool.map(lambda job: job.stop(), jobs))
+        running = [p for p in all_progress.values() if p.job is not None and p.state == "running"]
+        with ThreadPoolExecutor(
+            max(1, len(running))
+        ) as pool:  # all at once: a second Ctrl-C must leave none behind
+            list(pool.map(lambda p: p.job.stop(), running))
+        for p in running:
+            records.write(p.unit, "running", p.seconds + time.monotonic() - p.started, p.attempts)
         raise
 
 
@@ -205,9 +211,10 @@ def _start(
 ) -> None:
     for progress in ready:
         if progress.attempts == 0:
+            progress.seconds = records.seconds_so_far(progress.unit)
             records.clear(progress.unit)
         progress.attempts += 1
-        records.write(progress.unit, "running", attempts=progress.attempts)
+        records.write(progress.unit, "running", progress.seconds, progress.attempts)
     units = [_without_failed_runs(p.unit, all_progress) for p in ready]
     for progress, job in zip(ready, launcher.start(units), strict=True):
         progress.job, progress.state, progress.started = job, "running", time.monotonic()
@@ -228,8 +235,9 @@ def _collect_finished(all_progress: dict[str, Progress], records: Records) -> bo
         if progress.state != "running" or progress.job is None or not progress.job.finished():
             continue
         changed = True
-        progress.seconds = time.monotonic() - progress.started
-        done = progress.job.succeeded() and progress.unit.makes.exists()
+        progress.seconds += time.monotonic() - progress.started
+        made = progress.unit.kind in GATHER or progress.unit.makes.exists()  # without a run that failed: elsewhere
+        done = progress.job.succeeded() and made
         again = not done and progress.attempts < ATTEMPTS
         progress.state = "done" if done else "waiting" if again else "failed"
         records.write(progress.unit, "failed" if again else progress.state, progress.seconds, progress.attempts)

@@ -8,8 +8,10 @@ from itertools import product
 from pathlib import Path
 from typing import Any, Literal
 
+from atlas_wm.errors import UserError
 from atlas_wm.recipes import recipe_config, untuned
 from atlas_wm.runs.folder import METRICS, TEMPORAL_HEAD, WEIGHTS
+from atlas_wm.runs.results import FOLDER
 from atlas_wm.settings import Options, to_dict
 from atlas_wm.study.study import FIRST_SEED, Dataset, Evaluation, Study, file_name
 from atlas_wm.study.tuning import Tuned, all_tuned, weight_settings
@@ -50,9 +52,12 @@ def units_of(study: Study, out: Path, chosen: Mapping[Tuned, float] | None = Non
     def add(
         name: str, kind: Kind, command: Sequence[str], makes: Path, needs: Sequence[str] = (), **facts: Any
     ) -> str:
+        if name in units:
+            raise UserError(f"two units of the study are named `{name}`: give your classes, or tries, other names")
         run = facts.pop("run", None)
         # A run depends on its tries by the weight in its command alone.
-        content = [kind, command, facts, [units[need].key for need in needs if units[need].kind != "try"]]
+        needed = [units[need].key for need in needs if units[need].kind != "try"]
+        content = [kind, portable(command, out), facts, needed]
         key = hashlib.sha256(json.dumps(content, default=str).encode()).hexdigest()[:16]
         units[name] = Unit(name, kind, tuple(command), makes, tuple(needs), key, run)
         return name
@@ -98,12 +103,11 @@ def units_of(study: Study, out: Path, chosen: Mapping[Tuned, float] | None = Non
         facts = {"settings": to_dict(recipe_config(run.recipe, run.method, run.task)), "run": run}
         add(f"train {folder.name}", "train", command, folder / WEIGHTS, [*needs, *tries.get(one, [])], **facts)
     for run, folder in runs.items():
-        trained = [f"train {folder.name}"]
+        trained = [f"train {folder.name}", *dataset(run.task)[1]]
         if any(cost_of(evaluation, study, run) == "temporal" for evaluation in study.evaluations):
             command = ["head", str(folder), *study.head, *own_task(run.task)]
             add(f"head {folder.name}", "head", command, folder / TEMPORAL_HEAD, trained, run=run)
-        for evaluation in study.evaluations:
-            name = f"eval {folder.name} {evaluation.offset}{''.join(' ' + f.lstrip('-') for f in evaluation.flags)}"
+        for name, evaluation in zip(evaluation_names(study), study.evaluations, strict=True):
             needs, episodes = list(trained), ["--part", study.part]
             if cost_of(evaluation, study, run) == "temporal":
                 needs.append(f"head {folder.name}")
@@ -111,7 +115,7 @@ def units_of(study: Study, out: Path, chosen: Mapping[Tuned, float] | None = Non
                 path, collected = dataset(run.task, "evaluation")
                 needs, episodes = needs + collected, ["--data", path]
             command = ["eval", str(folder), *episodes, *evaluation_flags(evaluation), *own_task(run.task)]
-            add(name, "eval", command, folder / "evaluation", needs, run=run)
+            add(f"eval {folder.name} {name}", "eval", command, folder / FOLDER, needs, run=run)
     for run, twin in twins.items():
         for unit in [u for u in units.values() if u.run == twin]:
             name = unit.name.replace(f" {names[twin]}", f" {names[run]}", 1)
@@ -120,8 +124,11 @@ def units_of(study: Study, out: Path, chosen: Mapping[Tuned, float] | None = Non
     if study.diagnostics:
         for task in study.tasks:
             folders = [folder for run, folder in runs.items() if run.task == task]
-            needs = [u.name for u in of_runs if u.run is not None and u.run.task == task]
+            needs = [u.name for u in of_runs if u.run is not None and u.run.task == task] + dataset(task)[1]
             command = ["diagnose", *map(str, folders), "--what", *study.diagnostics, *own_task(task)]
+            # Some diagnostics look at evaluated episodes: those of this dataset and offset.
+            command += ["--data", dataset(task, "evaluation")[0]] if evaluated_apart(study, task) else []
+            command += ["--offset", str(min((e.offset for e in study.evaluations), key=lambda o: abs(o - 50)))]
             add(f"diagnose {task}", "diagnose", command, folders[0] / "diagnostics", needs)
     needs = [u.name for u in units.values() if u.kind not in ("collect", "try")]
     command = ["report", *map(str, runs.values()), "--out", str(out / "report")]
@@ -187,6 +194,22 @@ def same_run(study: Study, run: RunName, chosen: Mapping[Tuned, float]) -> RunNa
 def own_task(task: str) -> list[str]:
     """The flag that lets a command import it: names in files are never imported."""
     return ["--task", task] if ":" in task else []
+
+
+def evaluation_names(study: Study) -> list[str]:
+    """Of each evaluation: its offset and flags; the rest of its protocol where others have the same."""
+    names = [f"{e.offset}" + "".join(f" {flag.lstrip('-')}" for flag in e.flags) for e in study.evaluations]
+    whole = [" ".join(flag.lstrip("-") for flag in evaluation_flags(e)) for e in study.evaluations]
+    return [name if names.count(name) == 1 else long for name, long in zip(names, whole, strict=True)]
+
+
+def portable(command: Sequence[str], out: Path) -> tuple[str, ...]:
+    """A command without the place of the study's folder: the same study may be called by another path."""
+    place = str(out)
+    return tuple(
+        "OUT" + part.removeprefix(place) if part == place or part.startswith(f"{place}/") else part
+        for part in command
+    )
 
 
 def evaluation_flags(evaluation: Evaluation) -> Iterator[str]:
