@@ -5,6 +5,8 @@ import logging
 import os
 import sys
 from collections.abc import Callable, Sequence
+from functools import wraps
+from typing import Any
 
 import tyro
 
@@ -120,6 +122,17 @@ def run_command(arguments: list[str]) -> None:
     if arguments[:1] == ["train"]:
         commands["train"] = make_train(recipe_defaults(arguments))
     tyro.extras.subcommand_cli_from_dict(commands, prog="atlas", args=arguments)
+
+
+def parse(arguments: list[str]) -> dict[str, Any]:
+    """The flags of a command, without running it. What is wrong with them is printed, and the program exits."""
+    command = make_train(recipe_defaults(arguments)) if arguments[0] == "train" else COMMANDS[arguments[0]]
+
+    @wraps(command)
+    def given(*_: Any, **flags: Any) -> dict[str, Any]:
+        return flags
+
+    return tyro.cli(given, prog=f"atlas {arguments[0]}", args=arguments[1:])
 
 
 def overview() -> str:

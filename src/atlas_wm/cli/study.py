@@ -83,6 +83,7 @@ def study(
     records = Records(out)
     progress = start(described, out, records)
     part = part_of(progress, only)
+    check_study(described, part)
     console = Console()
     if dry_run:
         print_plan(console, described, part)
@@ -101,6 +102,34 @@ def study(
             launcher = make_launcher(records, slurm, per_gpu)
             run_units(progress, records, launcher, shown.update, renewed, partial(check_rows, part), only)
     summarise(console, described, out, progress, records)
+
+
+def check_study(study: "Study", progress: "Mapping[str, Progress]") -> None:
+    """Fail now where a command would fail after hours: its flags are parsed, one of each sort, and not more."""
+    from atlas_wm.cli.app import parse
+    from atlas_wm.recipes import recipe_config
+    from atlas_wm.study.tuning import UNKNOWN
+
+    if paths := [path for task in study.tasks for path in study.dataset(task).paths]:
+        from atlas_wm.data.dataset import find_dataset
+
+        for path in paths:
+            find_dataset(path)
+    seen = set()
+    for p in progress.values():
+        unit, run = p.unit, p.unit.run
+        flags = unit.command[2:] if unit.kind == "eval" else ()
+        sort = (unit.kind, run and (run.task, run.recipe), flags) if run else unit.name
+        if p.state == "done" or not unit.command or sort in seen:
+            continue
+        seen.add(sort)
+        try:
+            given = parse([part.replace(UNKNOWN, "1") for part in unit.command])
+            if unit.kind == "eval" and run is not None:
+                given["search"].applied_to(recipe_config(run.recipe, run.method, run.task).plan)
+        except (SystemExit, UserError) as error:  # the parser has said why
+            why = f" ({error})" if isinstance(error, UserError) else ""
+            raise UserError(f"`atlas {' '.join(unit.command)}`, which the study would run, fails{why}") from error
 
 
 @contextmanager
@@ -220,10 +249,11 @@ def print_plan(console: Console, study: "Study", progress: "Mapping[str, Progres
         console.print(f"      [dim]atlas {' '.join(p.unit.command)}[/]", highlight=False, soft_wrap=True)
     todo = sum(p.state != "done" and bool(p.unit.command) for p in progress.values())
     where = f"{gpus} GPU{'s' if gpus > 1 else ''}" if gpus else f"{cores} CPU cores"
-    without = f", {unknown_time} without an estimate" if unknown_time else ""
+    time_of_all = f"about {duration(total)} one after the other"
+    if unknown_time:
+        time_of_all = f"no estimate for {unknown_time} of them, about {duration(total)} for the others"
     console.print(
-        f"{todo} of {len(progress)} units to run: about {duration(total)} one after the other{without}, "
-        f"{size / 1e9:.1f} GB, on {where}",
+        f"{todo} of {len(progress)} units to run on {where}: {time_of_all}, {size / 1e9:.1f} GB",
         highlight=False,
     )
 

@@ -47,6 +47,6 @@ def _held_out(training: Unit, episodes: int) -> np.ndarray:
     train = replace(
         train,
         holdout=float(flags.get("--train.holdout", train.holdout)),
-        split_seed=int(flags.get("--train.split_seed", flags.get("--train.split-seed", train.split_seed))),
+        split_seed=int(flags.get("--train.split-seed", train.split_seed)),
     )
     return held_out_episodes(episodes, train)

@@ -9,10 +9,13 @@ from typing import Any, Literal
 from atlas_wm.errors import UserError, reason, unknown
 from atlas_wm.methods import get_method
 from atlas_wm.recipes import recipe_config, untuned
-from atlas_wm.settings import Options, check_types, from_dict, require
+from atlas_wm.runs.results import Protocol
+from atlas_wm.settings import check_types, from_dict, require
+from atlas_wm.task_table import TASKS
 
 FIRST_SEED = 3072  # of training, as in LeWM
 MOST_RUNS = 10_000
+Flags = dict[str, bool | int | float | str]  # of `atlas train`, by name
 
 
 @dataclass(frozen=True)
@@ -48,13 +51,18 @@ class Dataset:
         )
         require(self.try_path is None or self.path is not None, "try_path needs path: both exist, or neither")
         require(
-            self.try_path is None or Path(self.try_path).resolve() != Path(self.path or "").resolve(),
+            not _same(self.try_path, self.path),
             f"try_path must not be path, {self.path}: tries would choose on episodes that are evaluated",
         )
         require(
-            self.eval_path is None or self.eval_path not in (self.path, self.try_path),
+            not _same(self.eval_path, self.path) and not _same(self.eval_path, self.try_path),
             f"eval_path must not be {self.eval_path}, which models are trained on",
         )
+
+    @property
+    def paths(self) -> list[str]:
+        """Of datasets that exist."""
+        return [path for path in (self.path, self.try_path, self.eval_path) if path is not None]
 
     @property
     def evaluated_apart(self) -> bool:
@@ -75,6 +83,9 @@ class Evaluation:
 
     def __post_init__(self) -> None:
         check_types("", self)
+        Protocol(self.offset, self.budget, self.episodes, self.seeds)  # checks them
+        words = (part for flag in self.flags for part in (flag.split("=", 1) if flag.startswith("--") else [flag]))
+        object.__setattr__(self, "flags", tuple(words))
 
 
 @dataclass(frozen=True)
@@ -87,11 +98,11 @@ class Study:
     """`small`, or `small+tuned`: with the weight of the method's regulariser that has the best planning score."""
     seeds: int = 1
     """Number of training seeds."""
-    settings: Options = field(default_factory=dict)
+    settings: Flags = field(default_factory=dict)
     """Flags of `atlas train` for all runs: {"train.steps": 2000}."""
     tries: tuple[float, ...] = (0.03, 0.1, 0.3, 1.0, 3.0)
     """For recipes that are tuned: factors of the recipe's weight, the same for every method."""
-    try_settings: Options = field(default_factory=dict)
+    try_settings: Flags = field(default_factory=dict)
     """Flags of `atlas train` for the tries, after ``settings``."""
     datasets: dict[str, Dataset] = field(default_factory=dict)
     """By task."""
@@ -110,6 +121,11 @@ class Study:
             values = getattr(self, name)
             require(len(values) > 0, f"{name} must name at least one")
             require(len(set(values)) == len(values), f"{name} names one twice: {', '.join(values)}")
+        for task in self.tasks:
+            if task not in TASKS and ":" not in task:
+                raise unknown("task", task, TASKS)
+        for name in ("settings", "try_settings"):
+            object.__setattr__(self, name, _as_flags(name, getattr(self, name)))
         require(self.mark is None or 0 < self.mark <= 100, "mark is a success rate in %, above 0 and at most 100")
         require(self.seeds >= 1, "seeds is the number of training seeds, at least 1")
         count = len(self.tasks) * len(self.methods) * len(self.recipes) * self.seeds
@@ -145,6 +161,21 @@ class Study:
 
     def dataset(self, task: str) -> Dataset:
         return self.datasets.get(task, DATASETS.get(task, Dataset()))
+
+
+def _same(one: str | None, other: str | None) -> bool:
+    return one is not None and other is not None and Path(one).resolve() == Path(other).resolve()
+
+
+def _as_flags(where: str, given: Flags) -> Flags:
+    """The settings, named as `atlas train` names its flags."""
+    for name in given:
+        require(
+            name.startswith(("train.", "model.", "objective.", "plan.")),
+            f"{where} are train., model., objective. and plan. settings of `atlas train`, not {name}",
+        )
+        require(name != "train.seed", f"{where} cannot set train.seed: seeds is the number of training seeds")
+    return {name if ":" in name else name.replace("_", "-"): value for name, value in given.items()}
 
 
 def file_name(text: str) -> str:

@@ -5,8 +5,7 @@ from typing import NamedTuple
 
 from atlas_wm.methods import get_method
 from atlas_wm.recipes import recipe_config, untuned
-from atlas_wm.settings import Options
-from atlas_wm.study.study import Study, file_name
+from atlas_wm.study.study import Flags, Study, file_name
 
 UNKNOWN = "CHOSEN"  # instead of a weight in a command, as long as its tries are not over
 
@@ -34,7 +33,7 @@ def weights(study: Study, one: Tuned, factor: float = 1.0) -> dict[str, float]:
     return {term: factor * float(study.settings.get(_setting(term), weight)) for term, weight in terms.items()}
 
 
-def weight_settings(study: Study, one: Tuned, factor: float | None) -> Options:
+def weight_settings(study: Study, one: Tuned, factor: float | None) -> Flags:
     """As settings of `atlas train`. None: not known yet."""
     if factor is None:
         return {_setting(term): UNKNOWN for term in weights(study, one)}

@@ -12,8 +12,8 @@ from atlas_wm.errors import UserError
 from atlas_wm.recipes import recipe_config, untuned
 from atlas_wm.runs.folder import METRICS, TEMPORAL_HEAD, WEIGHTS
 from atlas_wm.runs.results import FOLDER
-from atlas_wm.settings import Options, to_dict
-from atlas_wm.study.study import FIRST_SEED, Dataset, Evaluation, Study, file_name
+from atlas_wm.settings import to_dict
+from atlas_wm.study.study import FIRST_SEED, Dataset, Evaluation, Flags, Study, file_name
 from atlas_wm.study.tuning import Tuned, all_tuned, weight_settings
 
 Kind = Literal["collect", "try", "train", "head", "eval", "diagnose", "report"]
@@ -161,13 +161,20 @@ def cost_of(evaluation: Evaluation, study: Study, run: "RunName") -> str:
     return str(study.settings.get("plan.cost", own))
 
 
-def train_command(run: RunName, data: str, folder: Path, settings: Options) -> list[str]:
+def train_command(run: RunName, data: str, folder: Path, settings: Flags) -> list[str]:
     command = ["train", run.task, "--method", run.method, "--recipe", run.recipe, "--data", data]
     command += ["--out", str(folder), "--train.seed", str(run.seed)]
-    return command + [part for name, value in settings.items() for part in (f"--{name}", str(value))]
+    return command + [part for setting in settings.items() for part in flag_of(*setting)]
 
 
-def whole_episodes(run: RunName, settings: Options) -> Options:
+def flag_of(name: str, value: bool | int | float | str) -> list[str]:
+    if isinstance(value, bool):
+        section, _, last = name.rpartition(".")
+        return [f"--{section}.{'' if value else 'no-'}{last}"]
+    return [f"--{name}", str(value)]
+
+
+def whole_episodes(run: RunName, settings: Flags) -> Flags:
     """The settings, with a split by episodes where the recipe holds out clips: then every episode is trained on."""
     split = settings.get("train.split", recipe_config(run.recipe, run.method, run.task).train.split)
     return settings | {"train.split": "episodes"} if split == "clips" else settings
