@@ -35,9 +35,9 @@ def test_it_plans_to_goals_in_the_other_room():
 @pytest.mark.parametrize("name", NAMES)
 def test_it_is_small_and_names_no_machine(name):
     files = {path.name: path for path in (FOLDER / name).iterdir()}
-    weights = {"bank.safetensors", "frames.webp", "model.safetensors"}
+    weights = {"bank.safetensors", "frames.webp", "model.safetensors", "states.safetensors"}
     assert set(files) == weights | {"README.md", "config.json", "normalizer.json"}
-    assert sum(path.stat().st_size for path in files.values()) < 1.5e6
+    assert sum(path.stat().st_size for path in files.values()) < 1.6e6
     config = json.loads(files["config.json"].read_text())
     assert config["data"]["path"] == "data/tworoom.lance"  # where `atlas collect tworoom --no-pixels` writes it
     assert "atlas demo" in files["README.md"].read_text()  # the command that made it
@@ -50,6 +50,14 @@ def test_a_folder_of_that_name_comes_first(tmp_path, monkeypatch):
     assert copy == tmp_path / "mine"
     (tmp_path / "demo").mkdir()
     assert shipped("demo") is None
+
+
+def test_it_is_evaluated_on_demonstrations_of_any_kind(tmp_path, monkeypatch, dataset_path, capsys):
+    """Its own are not needed: their states, by which episodes count as in or out of distribution, come with it."""
+    monkeypatch.chdir(tmp_path)
+    flags = "--offset 5 --budget 5 --episodes 2 --seeds 42 --iterations 1 --films 0 --workers 1 --policy model"
+    main(["eval", "demo", "--data", str(dataset_path), *flags.split()])
+    assert "OOD half" in capsys.readouterr().out
 
 
 def test_results_go_to_a_copy(tmp_path, monkeypatch):
