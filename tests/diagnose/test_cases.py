@@ -12,7 +12,7 @@ from run_folders import OFFSET, PROTOCOL, evaluation_of
 
 from atlas_wm.config import PlanConfig
 from atlas_wm.diagnose.cases import _strip, choose_rows
-from atlas_wm.diagnose.evaluated import evaluated, find_evaluated
+from atlas_wm.diagnose.evaluated import evaluated, find_each_evaluated, find_evaluated
 from atlas_wm.errors import UserError
 from made_up_results import episode as made_up_episode
 from made_up_results import evaluation, policy
@@ -149,6 +149,29 @@ def test_runs_side_by_side_are_seen_in_the_evaluation_that_both_have(tmp_path):
     assert choose_rows([one, two], 50, "d") == [2, 1]
     assert [e.row for e in evaluated(two, 50, "d", [one, two]).episodes] == [1, 2]
     assert [e.row for e in evaluated(two, 50, "d").episodes] == [3, 4, 5]
+
+
+def test_runs_side_by_side_are_seen_with_the_same_planner_whichever_was_evaluated_last(tmp_path):
+    one, two, three = (tmp_path / name for name in ("one", "two", "three"))
+    plans = {cost: PlanConfig(cost=cost, candidates=77) for cost in ("terminal", "nearest", "temporal")}
+    for run, costs in ((one, ("terminal", "nearest")), (two, ("nearest", "terminal"))):
+        for day, cost in enumerate(costs):
+            write_evaluation(run, {1: True}, plan=plans[cost], written=f"2026-01-0{1 + day}")
+    write_evaluation(one, {1: True}, plan=plans["temporal"], written="2026-01-09")
+    found = find_each_evaluated([one, two], 50, "d")
+    assert len({each.plan.cost for each in found}) == 1
+    write_evaluation(three, {1: True}, plan=replace(plans["nearest"], candidate_chunk=9), written="2026-01-01")
+    found = find_each_evaluated([one, two, three], 50, "d")
+    assert [each.plan.cost for each in found] == ["nearest"] * 3
+    assert evaluated(one, 50, "d", [one, two, three]).plan.cost == "nearest"
+    assert evaluated(one, 50, "d").plan.cost == "temporal"
+
+
+def test_without_a_common_planner_each_run_is_seen_in_its_newest_evaluation(tmp_path):
+    for day, (run, cost) in enumerate((("one", "terminal"), ("one", "nearest"), ("two", "temporal"))):
+        write_evaluation(tmp_path / run, {1: True}, plan=PlanConfig(cost=cost), written=f"2026-01-0{1 + day}")
+    found = find_each_evaluated([tmp_path / "one", tmp_path / "two"], 50, "d")
+    assert [each.plan.cost for each in found] == ["nearest", "temporal"]
 
 
 def test_an_evaluation_on_another_task_is_not_looked_at(tmp_path):

@@ -1,10 +1,14 @@
 """Which runs are compared with which: methods of one recipe with ATLAS, tuned recipes with untuned ones."""
 
+import shutil
+
 from made_up import change, make_run
 
 from atlas_wm.report.differences import differences_section
 from atlas_wm.report.page_table import Table
 from atlas_wm.report.runs import read_study
+from atlas_wm.runs.results import Protocol
+from made_up_results import episode, evaluation, policy
 
 
 def test_methods_of_one_recipe_and_recipes_of_one_method(tmp_path):
@@ -25,6 +29,21 @@ def test_methods_of_one_recipe_and_recipes_of_one_method(tmp_path):
     }
     assert len(table.rows) == 2 * len(compared)  # two offsets
     assert all(len(record["by_run"].split()) == 2 for record in table.data)  # a pair for each training seed
+
+
+def test_episodes_solved_at_the_start_count_unless_the_protocol_leaves_them_out(tmp_path):
+    """Of ten, six are solved at the start; of the others one method reaches two, the other none."""
+    runs = []
+    for method, reached in (("atlas", (6, 7)), ("lewm", ())):
+        runs.append(make_run(tmp_path / method, method, seeds=(42,)))
+        shutil.rmtree(runs[-1] / "evaluation")
+        episodes = [episode(k, k < 6 or k in reached, episode=k, solved_at_start=k < 6) for k in range(10)]
+        for left_out in (False, True):
+            protocol = Protocol(50, 75, 10, (42,), leave_out_solved=left_out)
+            result = evaluation(policy({42: episodes}), data="30b00272c8bbb44d", method=method, protocol=protocol)
+            result.write(runs[-1] / "evaluation", {})
+    (table,) = (b for b in differences_section(read_study(runs)).blocks if isinstance(b, Table))
+    assert [(record["points"], record["won"], record["lost"]) for record in table.data] == [(20, 2, 0), (50, 2, 0)]
 
 
 def test_nothing_to_compare_no_section(tmp_path):

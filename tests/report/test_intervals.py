@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from atlas_wm.report.intervals import paired
-from made_up_results import episode, policy
+from made_up_results import episode, evaluation, policy
 
 
 def result(successes, demonstrations=None, seed=42, first_row=0):
@@ -13,7 +13,7 @@ def result(successes, demonstrations=None, seed=42, first_row=0):
         episode(first_row + i, bool(s), episode=int(d), steps=10 if s else 75)
         for i, (s, d) in enumerate(zip(successes, demonstrations, strict=True))
     ]
-    return policy({seed: rows})
+    return evaluation(policy({seed: rows}))
 
 
 def test_a_policy_against_itself_is_level():
@@ -55,4 +55,4 @@ def test_only_common_episodes_of_runs_with_the_same_key_count():
 
 
 def test_a_failure_counts_as_the_whole_budget():
-    assert result([1, 1, 0, 0]).steps == (2 * 10 + 2 * 75) / 4
+    assert result([1, 1, 0, 0]).model.steps == (2 * 10 + 2 * 75) / 4

@@ -6,10 +6,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from made_up import make_run
+from made_up import change, make_run
 from matplotlib.figure import Figure
 from PIL import Image
 
+from atlas_wm.errors import UserError
 from atlas_wm.evaluate.evaluate import evaluate
 from atlas_wm.methods import METHODS
 from atlas_wm.report import films as films_module
@@ -79,6 +80,33 @@ def test_the_table_has_a_line_for_each_policy_and_a_column_for_each_condition(tm
     ]
     write_csv(reports, tmp_path / "r.csv")
     assert [r["success_percent"] for r in csv.DictReader((tmp_path / "r.csv").open())][1] == "90.0"
+
+
+def test_runs_with_the_same_folder_name_are_told_apart_by_the_folder_above(tmp_path, monkeypatch):
+    runs = [make_run(tmp_path / name, "atlas", seeds=(42,)) for name in ("one/run", "two/run", "other")]
+    change(runs[1] / "config.json", "config", "train", "lr", value=1e-3)
+    monkeypatch.chdir(tmp_path)
+    study = read_study([*runs, Path("other")])
+    assert [run.name for run in study.runs] == ["one/run", "two/run", "other"]
+    assert [group.label for group in study.groups] == ["ATLAS, one/run (2 runs)", "ATLAS, two/run"]
+    table = next(b for b in settings_section(study).blocks if isinstance(b, Table))
+    assert table.header == ["", "one/run", "two/run", "other"]
+    assert ["batch size, learning rate", "128, 5e-05", "128, 0.001", "128, 5e-05"] in table.rows
+
+
+def test_a_folder_of_runs_is_not_a_run(tmp_path):
+    run = make_run(tmp_path / "study/run", "atlas", seeds=(42,))
+    make_run(tmp_path / "study/tries/run", "atlas", seeds=(42,))
+    folder = tmp_path / "study"
+    with pytest.raises(
+        UserError, match=rf"{folder} is a folder of runs, not a run: .* `atlas report {folder}/\*/`"
+    ):
+        read_study([folder])
+    (folder / "report").mkdir()
+    (folder / "report/index.html").write_text("")
+    with pytest.raises(UserError, match=f"open {folder}/report/index.html, or "):
+        read_study([folder])
+    assert [one.folder for one in read_study(sorted(folder.iterdir())).runs] == [run]
 
 
 @pytest.fixture(scope="module")

@@ -11,6 +11,8 @@ from atlas_wm.report.runs import read_study
 from atlas_wm.report.style import Figure
 from atlas_wm.report.success import main_section
 from atlas_wm.report.ways import way_name, ways_section
+from atlas_wm.runs.results import PolicyResult, Protocol
+from made_up_results import episode, evaluation, policy
 
 PLANS = {
     "temporal": {"cost": "temporal", "execute": 1, "start": "retrieval"},
@@ -58,6 +60,28 @@ def test_each_plan_is_compared_with_the_papers_on_the_same_episodes(study):
     assert [row["Steps"] for row in shown] == ["75.0", "20.0", "20.0"]
     assert [row["Of replayed actions, %"] for row in shown] == ["0.0", "100.0", "100.0"]  # also where not replayed
     assert table.best == {(1, "Success, %"), (2, "Success, %")}
+
+
+def test_episodes_solved_at_the_start_are_in_no_number_if_the_protocol_leaves_them_out(tmp_path):
+    """Of four episodes two are solved at the start. Of the others the paper's plans reach none, nearest one,
+    replayed actions both."""
+
+    def outcome(*reached: int) -> PolicyResult:
+        episodes = [episode(k, k < 2 or k in reached, episode=k, solved_at_start=k < 2) for k in range(4)]
+        return policy({42: episodes}, {"": {42: 50.0 * len(reached)}})
+
+    run = make_run(tmp_path / "run", "atlas", seeds=(42,))
+    protocol = Protocol(50, 75, 4, (42,), leave_out_solved=True)
+    data = read_study([run]).runs[0].data_hash
+    for plan, reached in ((PlanConfig(), ()), (PlanConfig(cost="nearest", execute=1), (2,))):
+        result = evaluation(outcome(*reached), replay=outcome(2, 3), data=data, protocol=protocol, plan=plan)
+        result.write(run / "evaluation", {})
+    (table,) = (b for b in ways_section(read_study([run])).blocks if isinstance(b, Table))
+    keys = ("success_percent", "difference", "won", "lost", "of_replayed_percent")
+    assert [tuple(record[key] for key in keys) for record in table.data] == [
+        (0, None, None, None, 0),
+        (50, 50, 1, 0, 50),
+    ]
 
 
 def test_the_main_figure_shows_one_of_them(study):

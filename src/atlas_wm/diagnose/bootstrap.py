@@ -5,9 +5,9 @@ import numpy as np
 RESAMPLES, LEVEL = 1000, 95.0
 
 
-def resamples(queries: int, seed: int = 0) -> np.ndarray:
+def resamples(queries: int) -> np.ndarray:
     """(RESAMPLES, Q) indices with replacement, the same for every run with Q queries."""
-    return np.random.default_rng([seed, queries]).integers(queries, size=(RESAMPLES, queries))
+    return np.random.default_rng([0, queries]).integers(queries, size=(RESAMPLES, queries))
 
 
 def interval(estimates: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

@@ -2,13 +2,14 @@
 
 import hashlib
 import json
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from atlas_wm.config import PlanConfig
 from atlas_wm.errors import UserError
-from atlas_wm.runs.results import EpisodeResult, EvaluationResult, read_results
+from atlas_wm.runs.results import EpisodeResult, EvaluationResult, Protocol, read_results
 
 
 @dataclass(frozen=True)
@@ -31,8 +32,8 @@ class Evaluated:
 def find_evaluated(run: Path, offset: int, data: str, compared: Sequence[Path] = ()) -> Evaluated | None:
     """The first seed of the run's largest evaluation at this offset on the dataset with this hash.
 
-    If runs are compared, it is the largest that all of them have. Ties go to the paper's protocol (its budget,
-    starts from all episodes, none left out), then to the newest.
+    If runs are compared, it is the largest that all of them have, with the same planner if there is one. Ties go to
+    the paper's protocol (its budget, starts from all episodes, none left out), then to the newest.
     """
     return _largest(_matching(run, offset, data), [_matching(other, offset, data) for other in compared], offset)
 
@@ -48,19 +49,28 @@ def _largest(
 ) -> Evaluated | None:
     if not candidates:
         return None
-    protocols = [[o.protocol for o in other] for other in compared if other]
-    shared = [r for r in candidates if all(r.protocol in other for other in protocols)]
+    everyone = [results for results in (candidates, *compared) if results]
 
-    def preference(result: EvaluationResult) -> tuple[int, bool, bool, bool, str]:
-        p = result.protocol
-        return p.episodes, p.budget == offset + 25, p.part == "all", not p.leave_out_solved, result.written
+    def shared(what: Callable[[EvaluationResult], object]) -> list[EvaluationResult]:
+        return [r for r in candidates if all(what(r) in map(what, results) for results in everyone)]
 
-    best = max(shared or candidates, key=preference)
+    def preference(result: EvaluationResult) -> tuple[Any, ...]:
+        p, own = result.protocol, _protocol_and_plan(result)
+        usual = p.budget == offset + 25, p.part == "all", not p.leave_out_solved
+        # Over all runs: by its own times, each could choose another planner.
+        newest = max(r.written for results in everyone for r in results if _protocol_and_plan(r) == own)
+        return p.episodes, *usual, newest, repr(own), result.written
+
+    best = max(shared(_protocol_and_plan) or shared(lambda r: r.protocol) or candidates, key=preference)
     seed = best.protocol.seeds[0]
     # An error of the environment says nothing about the model.
     episodes = [e for e in best.model.episodes[str(seed)] if e.error is None]
     precision = best.precision if best.precision in ("bf16", "float32") else "auto"
     return Evaluated(seed, best.protocol.steps, best.plan, precision, bool(best.plain), episodes)
+
+
+def _protocol_and_plan(result: EvaluationResult) -> tuple[Protocol, PlanConfig]:
+    return result.protocol, replace(result.plan, candidate_chunk=None)  # which bounds memory
 
 
 def _matching(run: Path, offset: int, data: str) -> list[EvaluationResult]:

@@ -15,7 +15,7 @@ from atlas_wm.report.runs import TUNED, Group, Study
 from atlas_wm.report.section import Section, per_task
 from atlas_wm.report.style import ALPHAS, Bar, Estimate, Figure, Panel, bars, bars_height
 from atlas_wm.report.success import condition_text, conditions
-from atlas_wm.runs.results import PolicyResult
+from atlas_wm.runs.results import EvaluationResult
 
 OURS = "atlas"  # which the others are compared with
 HEADER = ["Task", "Condition", "Compared", "Points of success", "Won, lost", "By training seed"]
@@ -79,8 +79,8 @@ def _name(first: Group, second: Group) -> str:
     return ""
 
 
-def _by_seed(group: Group, condition: str) -> dict[int | None, PolicyResult]:
-    return {run.seed: run.evaluations[condition].result.model for run in group.runs if condition in run.evaluations}
+def _by_seed(group: Group, condition: str) -> dict[int | None, EvaluationResult]:
+    return {run.seed: run.evaluations[condition].result for run in group.runs if condition in run.evaluations}
 
 
 def _draw(axes: Axes, rows: Sequence[Compared]) -> None:

@@ -1,12 +1,12 @@
 """How sure a success rate is, and the difference of two policies on the same episodes."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from math import sqrt
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from atlas_wm.runs.results import EvaluationResult, PolicyResult
+from atlas_wm.runs.results import EpisodeResult, EvaluationResult
 
 RESAMPLES = 1000
 
@@ -23,12 +23,7 @@ def wilson(percent: float | None, count: int) -> tuple[float | None, float | Non
 
 def success_interval(result: EvaluationResult) -> tuple[float | None, float | None, float | None]:
     """Of the model, in percent, with the ends of its 95 % interval."""
-    counted = [
-        episode.success
-        for episodes in result.model.episodes.values()
-        for episode in episodes
-        if not (result.protocol.leave_out_solved and episode.solved_at_start)
-    ]
+    counted = [episode.success for _, episode in _counted(result)]
     return wilson(100 * sum(counted) / len(counted) if counted else None, len(counted))
 
 
@@ -53,8 +48,8 @@ class Difference(NamedTuple):
         return f"{min(self.by_run):+.1f} to {max(self.by_run):+.1f}" if len(self.by_run) > 1 else ""
 
 
-def paired(first: Mapping[Any, PolicyResult], second: Mapping[Any, PolicyResult]) -> Difference | None:
-    """Results with the same key are compared, over the episodes that both have; None without any."""
+def paired(first: Mapping[Any, EvaluationResult], second: Mapping[Any, EvaluationResult]) -> Difference | None:
+    """The models with the same key are compared, over the episodes that count for both; None without any."""
     outcomes = [_outcomes(first[key], second[key]) for key in first if key in second]
     outcomes = [each for each in outcomes if len(each)]
     if not outcomes:
@@ -74,13 +69,16 @@ def paired(first: Mapping[Any, PolicyResult], second: Mapping[Any, PolicyResult]
     )
 
 
-def _outcomes(first: PolicyResult, second: PolicyResult) -> np.ndarray:
+def _outcomes(first: EvaluationResult, second: EvaluationResult) -> np.ndarray:
     """(n, 2): the demonstration of each common episode, and the success of the first less that of the second."""
-    mine, theirs = _episodes(first), _episodes(second)
-    common = [(mine[key][0], mine[key][1] - theirs[key][1]) for key in mine if key in theirs]
+    mine, theirs = ({(seed, e.row): e for seed, e in _counted(result)} for result in (first, second))
+    common = [(e.episode, e.success - theirs[key].success) for key, e in mine.items() if key in theirs]
     return np.array(common, dtype=np.int64).reshape(-1, 2)
 
 
-def _episodes(result: PolicyResult) -> Mapping[tuple[str, int], tuple[int, int]]:
-    """By evaluation seed and start row: the demonstration, and 1 for success."""
-    return {(seed, e.row): (e.episode, int(e.success)) for seed, mine in result.episodes.items() for e in mine}
+def _counted(result: EvaluationResult) -> Iterator[tuple[str, EpisodeResult]]:
+    """The model's episodes that success rates count, each with its evaluation seed."""
+    for seed, episodes in result.model.episodes.items():
+        for episode in episodes:
+            if not (result.protocol.leave_out_solved and episode.solved_at_start):
+                yield seed, episode

@@ -13,7 +13,7 @@ from atlas_wm.report.naming import task_name
 from atlas_wm.report.page_table import Table
 from atlas_wm.report.runs import Group, Json, Study
 from atlas_wm.report.section import Section, diagnostic_notices, per_task
-from atlas_wm.report.style import ALPHAS, MUTED, NOVELTY, Bar, Estimate, Figure, Panel, bars, bars_height
+from atlas_wm.report.style import ALPHAS, MUTED, NOVELTY, Bar, Estimate, Figure, Panel, average, bars, bars_height
 
 STATISTICS = {
     "mean_norm": "Norm of the mean",
@@ -45,7 +45,9 @@ def marginal_section(study: Study) -> Section:
                 )
             )
         for group, results in groups:
-            values = {k: _mean(results, k) for k in (*STATISTICS, "cvm_null", "effective_rank", "frames")}
+            values = {
+                k: average(r.get(k) for r in results) for k in (*STATISTICS, "cvm_null", "effective_rank", "frames")
+            }
             texts = [number(value) for name, value in values.items() if name != "frames"]
             frames = values["frames"]
             rows.append(
@@ -68,18 +70,13 @@ def marginal_section(study: Study) -> Section:
     return section
 
 
-def _mean(results: Sequence[Json], key: str) -> float | None:
-    estimate = Estimate.of([(r.get(key), None, None) for r in results])
-    return estimate.value if estimate else None
-
-
 def _draw_bars(axes: Axes, key: str, groups: Sequence[tuple[Group, list[Json]]]) -> None:
     rows = []
     for group, results in groups:
         estimate = Estimate.of([(r.get(key), None, None) for r in results])
         text = number(estimate.value) if estimate else None
         rows.append(Bar(group.label, estimate, group.colour, ALPHAS[min(group.variant, 2)], text))
-    null = _mean([r for _, results in groups for r in results], "cvm_null") if key == "cvm" else None
+    null = average(r.get("cvm_null") for _, results in groups for r in results) if key == "cvm" else None
     bars(axes, rows, reference=(null, "Gaussian sample") if null is not None else None)
     axes.xaxis.set_major_locator(matplotlib.ticker.MaxNLocator(4))
 

@@ -24,6 +24,7 @@ from atlas_wm.report.style import (
     Estimate,
     Figure,
     Panel,
+    average,
     bars,
     bars_height,
 )
@@ -170,8 +171,8 @@ def regret_section(study: Study) -> Section:
         groups = [(group, results) for group, results in measured if not _plans_by_time(group.runs[0])]
         if not groups:
             continue
-        most = max((v for _, rs in groups for r in rs for v in _known(r["regret"])), default=1.0)
-        high = max((v for _, rs in groups for r in rs for v in _known(r["bound"])), default=1.0)
+        most = max((v for _, rs in groups for r in rs for v in r["regret"] if v is not None), default=1.0)
+        high = max((v for _, rs in groups for r in rs for v in r["bound"] if v is not None), default=1.0)
         for group, results in groups:
             draw = partial(
                 _draw_scatter, group=group, results=results, reach=(most * 1.08 or 1.0, high * 1.08 or 1.0)
@@ -236,20 +237,11 @@ def _not_covered(study: Study) -> list[Notice]:
     return [Notice("note", f"{text} {names(runs)}.") for runs, text in texts if runs]
 
 
-def _known(values: Sequence[float | None]) -> list[float]:
-    return [v for v in values if v is not None]
-
-
-def _average(values: Sequence[float | None]) -> float | None:
-    known = _known(values)
-    return sum(known) / len(known) if known else None
-
-
 def _regret_row(results: Sequence[Json]) -> Json:
     return {
-        "regret": _average([v for r in results for v in r["regret"]]),
-        "bound": _average([v for r in results for v in r["bound"]]),
-        **{term: _average([r["means"].get(term) for r in results]) for term in TERMS},
+        "regret": average(v for r in results for v in r["regret"]),
+        "bound": average(v for r in results for v in r["bound"]),
+        **{term: average(r["means"].get(term) for r in results) for term in TERMS},
         "guaranteed": sum(r["guaranteed"] for r in results),
         "queries": sum(len(r["bound"]) for r in results),
     }

@@ -27,15 +27,12 @@ TUNED = "+tuned"  # end of the recipes whose weights a study chose
 
 @dataclass
 class Run:
+    name: str  # distinct within a report
     folder: Path
     config: Json
     metrics: dict[str, tuple[list[float], list[float]]]  # column → (steps, values)
     evaluations: dict[str, SelectedEvaluation]  # by condition
     diagnostics: dict[str, Json]  # by name
-
-    @property
-    def name(self) -> str:
-        return self.folder.name
 
     @property
     def task(self) -> str:
@@ -175,14 +172,18 @@ def _apart_from_seed(run: Run) -> str:
 def read_study(folders: Sequence[Path]) -> Study:
     """All runs that can be read; at least one must be readable."""
     study, selected = Study([]), list[list[SelectedEvaluation]]()
-    for folder in dict.fromkeys(folders):
+    for name, folder in _named(folders).items():
         if not folder.is_dir():
             raise UserError(f"there is no run folder {folder}: check the path")
+        if not (folder / CONFIG).exists() and any(folder.glob(f"*/{CONFIG}")):
+            study.problems.append(_folder_of_runs(folder))
+            continue
         config = _read(folder / CONFIG, _check_config, study.problems, MOST_SETTINGS)
         if config is None:
             continue
         study.runs.append(
             Run(
+                name,
                 folder,
                 config,
                 _read_metrics(folder / METRICS, study.problems),
@@ -195,6 +196,24 @@ def read_study(folders: Sequence[Path]) -> Study:
         raise UserError("no run could be read: " + "; ".join(study.problems))
     _name_conditions(study.runs, selected)
     return study
+
+
+def _named(folders: Sequence[Path]) -> dict[str, Path]:
+    """Each folder once, by its name; where several have the same, by as much of the path as tells them apart."""
+    paths = {folder.absolute().parts: folder for folder in folders}
+    named = {}
+    for parts, folder in paths.items():
+        length = 1
+        while sum(other[-length:] == parts[-length:] for other in paths) > 1:
+            length += 1
+        named[str(Path(*parts[-length:]))] = folder
+    return named
+
+
+def _folder_of_runs(folder: Path) -> str:
+    page = folder / "report" / "index.html"
+    instead = f"open {page}, or " if page.exists() else ""
+    return f"{folder} is a folder of runs, not a run: {instead}name the runs, `atlas report {folder}/*/`"
 
 
 def read_tries(path: Path) -> list[Try]:
@@ -237,13 +256,15 @@ def _read_results(folder: Path, problems: list[str]) -> dict[str, EvaluationResu
 
 
 def _name_conditions(runs: Sequence[Run], selected: Sequence[Sequence[SelectedEvaluation]]) -> None:
-    """Evaluations with the same protocol share a condition. If a run was evaluated on other data than its training
-    data, each dataset is its own condition; so is each task."""
+    """Evaluations with the same protocol share a condition. If runs were evaluated on different data, or one on
+    other data than its training data, each dataset is its own condition; so is each task."""
     both = [(run, one) for run, mine in zip(runs, selected, strict=True) for one in mine]
-    elsewhere = {(run.task, one.result.condition) for run, one in both if one.result.data.hash != run.data_hash}
+    datasets: dict[tuple[str, str], set[str | None]] = {}
+    for run, one in both:
+        datasets.setdefault((run.task, one.result.condition), set()).update((run.data_hash, one.result.data.hash))
     for run, one in both:
         result, name = one.result, one.result.condition
-        if (run.task, name) in elsewhere:
+        if len(datasets[run.task, name]) > 1:
             name += f" on {result.data.hash}"
         if result.task != run.task:
             name += f" as {result.task}"

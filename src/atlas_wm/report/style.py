@@ -2,8 +2,8 @@
 
 import io
 import re
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from textwrap import fill
 from typing import Any
@@ -83,7 +83,6 @@ class Estimate:
     value: float
     low: float | None = None
     high: float | None = None
-    runs: int = 1
 
     @classmethod
     def of(cls, entries: Sequence[tuple[float | None, float | None, float | None]]) -> "Estimate | None":
@@ -94,12 +93,18 @@ class Estimate:
             return None
         if len(values) == 1:
             return cls(values[0], known[0][1], known[0][2])
-        return cls(sum(values) / len(values), min(values), max(values), len(values))
+        return cls(sum(values) / len(values), min(values), max(values))
 
     def text(self, digits: int = 2) -> str:
         if self.low is None or self.high is None:
             return f"{self.value:.{digits}f}"
         return f"{self.value:.{digits}f} [{self.low:.{digits}f}, {self.high:.{digits}f}]"
+
+
+def average(values: Iterable[float | None]) -> float | None:
+    """Of those that are known."""
+    estimate = Estimate.of([(value, None, None) for value in values])
+    return estimate.value if estimate else None
 
 
 @dataclass(frozen=True)
@@ -170,7 +175,6 @@ class Figure:
     panels: list[Panel]
     caption: Caption
     columns: int = 4  # maximum in the files
-    notes: list[str] = field(default_factory=list)
 
     def write(self, folder: Path) -> None:
         """Write NAME.png and NAME.svg: all panels in one image, dark on white."""

@@ -152,7 +152,15 @@ def _suffix(run: Run, result: EvaluationResult) -> str:
 
 
 def condition_text(study: Study, task: str, condition: str) -> str:
-    return max((evaluated_as(run, result) for run, result in _evaluated(study, task, condition)), key=len)
+    """With the dataset where nothing else tells it from another condition."""
+
+    def text(name: str) -> str:
+        return max((evaluated_as(run, result) for run, result in _evaluated(study, task, name)), key=len)
+
+    own = text(condition)
+    if sum(text(name) == own for name in conditions(study, task)) == 1:
+        return own
+    return f"{own}, data {_evaluated(study, task, condition)[0][1].data.hash}"
 
 
 def evaluated_as(run: Run, result: EvaluationResult) -> str:

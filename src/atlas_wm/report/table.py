@@ -171,8 +171,8 @@ def markdown(rows: Sequence[dict[str, Any]]) -> str:
 
 
 def print_results(reports: Sequence[EvaluationResult]) -> None:
-    header, lines = _cells(success_rows(reports))
     rows = success_rows(reports)
+    header, lines = _cells(rows)
     halves = list(HALVES) if len({r["condition"] for r in rows}) == 1 else []
     table = Table(*header, *(HALVES[half] for half in halves))
     for line in lines[:-1]:

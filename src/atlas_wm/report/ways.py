@@ -30,10 +30,6 @@ class Way(NamedTuple):
     def results(self) -> list[EvaluationResult]:
         return list(self.by_run.values())
 
-    @property
-    def policies(self) -> dict[str, PolicyResult]:
-        return {run: result.model for run, result in self.by_run.items()}
-
 
 def way_name(plan: PlanConfig) -> str:
     if not plan.replanning:
@@ -132,17 +128,17 @@ def _table(group: Group, compared: dict[str, list[Way]], study: Study, number: i
 
 
 def _record(group: Group, title: str, way: Way, first: Way, replay: PolicyResult | None) -> dict[str, Any]:
-    policies = list(way.policies.values())
+    policies, protocol = [result.model for result in way.results], way.results[0].protocol
     success, spread = rate(policies)
-    change = None if way is first else paired(way.policies, first.policies)
-    shares = [p.share_of(replay, leave_out_solved=False) for p in policies] if replay else []
+    change = None if way is first else paired(way.by_run, first.by_run)
+    shares = [p.share_of(replay, protocol.leave_out_solved) for p in policies] if replay else []
     known = [share for share in shares if share is not None]
     seconds = seconds_per_plan(policies)
     return {
         "task": group.task,
         "runs": group.label,
         "condition": title,
-        "offset": way.results[0].protocol.offset,
+        "offset": protocol.offset,
         "plan": way.name,
         "success_percent": success,
         "std": spread,
