@@ -9,16 +9,17 @@ Messages are msgpack maps in the convention of openpi's clients. An array is a m
 ``data``; an error is a text message. Nothing is pickled.
 """
 
+import contextlib
 import math
 import re
+import socket
 import threading
 from collections import namedtuple
 from typing import Any, NamedTuple
-from urllib.parse import urlsplit
 
 import msgpack
 import numpy as np
-from websockets.exceptions import ConnectionClosed, InvalidStatus
+from websockets.exceptions import ConnectionClosed, InvalidStatus, InvalidURI, WebSocketException
 from websockets.sync.client import connect
 
 __all__ = ["RemoteError", "RemotePlan", "RemotePlanner", "pack", "unpack"]
@@ -102,13 +103,15 @@ class RemotePlanner:
     """A connection to ``atlas serve``, used like atlas_wm.Planner. May be shared by threads, which take turns.
 
     url: such as ws://127.0.0.1:8000. token: what the server was started with. timeout: seconds to wait for a
-    connection and for each answer. After a timeout or a lost connection make a new RemotePlanner: with the
-    connection the server forgets the goal. ``metadata`` is what the server says of its model.
+    connection, and for each answer, sending included. After a timeout, an interrupt (Ctrl-C) or a lost connection
+    make a new RemotePlanner: with the connection the server forgets the goal. ``metadata`` is what the server says
+    of its model. Raises ValueError for an address or a token that cannot be one, RemoteError if the server refuses
+    the connection, and ConnectionError if there is none or it is not ``atlas serve``.
     """
 
     def __init__(self, url: str, *, token: str | None = None, timeout: float = 30.0):
-        if urlsplit(url).scheme not in ("ws", "wss"):
-            raise ValueError(f"the address of a server starts with ws:// or wss://, not {url!r}")
+        if token and not (token.isascii() and token.isprintable()):
+            raise ValueError("the token must be printable ASCII, since headers are: does it end in a line break?")
         self.timeout = timeout
         self._turn = threading.Lock()
         headers = {"Authorization": f"Bearer {token}"} if token else None
@@ -128,7 +131,16 @@ class RemotePlanner:
             raise RemoteError(f"{url} refused the connection ({error.response.status_code}): {said}") from None
         except OSError as error:
             raise ConnectionError(f"no server answers at {url} ({error}): start one with `atlas serve`") from error
-        self.metadata: dict[str, Any] = self._receive()
+        except (InvalidURI, ValueError) as error:
+            why = error.msg if isinstance(error, InvalidURI) else error
+            raise ValueError(f"a server's address looks like ws://127.0.0.1:8000, not {url!r} ({why})") from None
+        except (WebSocketException, AssertionError) as error:  # of websockets, where SSH answers
+            raise _stranger(url, error) from error
+        try:
+            self.metadata = _read_metadata(self._exchange())
+        except (OSError, ValueError) as error:
+            self._hang_up()
+            raise _stranger(url, error) from error
 
     def plan(
         self,
@@ -185,27 +197,57 @@ class RemotePlanner:
                 f"model sees {self.metadata['image_size']} pixels) or start it with a larger --max-message-mb"
             )
         with self._turn:
-            try:
-                self._socket.send(message)
-            except ConnectionClosed as closed:
-                raise _lost(closed) from closed
-            return self._receive()
-
-    def _receive(self) -> dict[str, Any]:
-        try:
-            answer = self._socket.recv(timeout=self.timeout)
-        except TimeoutError:
-            self._socket.close()  # or its answer would be taken for that of the next request
-            raise TimeoutError(
-                f"no answer within {self.timeout:g} s: connect again, with a longer timeout"
-            ) from None
-        except ConnectionClosed as closed:
-            raise _lost(closed) from closed
+            answer = self._exchange(message)
         if isinstance(answer, str):
             raise RemoteError(answer)
         return unpack(answer)
 
+    def _exchange(self, message: bytes | None = None) -> str | bytes:
+        """The next message of the server, after sending one. Any failure in between ends the connection, or a late
+        answer would be taken for that of the next request."""
+        late = threading.Event()
+
+        def expire() -> None:
+            late.set()
+            self._hang_up()
+
+        timer = threading.Timer(self.timeout, expire)  # websockets has a timeout for recv, but none for send
+        timer.daemon = True
+        try:
+            timer.start()
+            if message is not None:
+                self._socket.send(message)
+            return self._socket.recv()
+        except ConnectionClosed as closed:
+            if late.is_set():
+                raise TimeoutError(
+                    f"no answer within {self.timeout:g} s: connect again, with a longer timeout"
+                ) from None
+            raise _lost(closed) from closed
+        except BaseException:
+            self._hang_up()
+            raise
+        finally:
+            timer.cancel()
+
+    def _hang_up(self) -> None:
+        """Close at once, also during a send, whose lock close() would wait for."""
+        with contextlib.suppress(OSError):  # closed already
+            socket.socket.shutdown(self._socket.socket, socket.SHUT_RDWR)  # that of TLS goes on in plain text
+
+
+def _read_metadata(said: str | bytes) -> dict[str, Any]:
+    metadata = unpack(said) if isinstance(said, bytes) else None
+    if not isinstance(metadata, dict) or "max_bytes" not in metadata:
+        raise ValueError("its first message does not describe a model")
+    return metadata
+
+
+def _stranger(url: str, error: Exception) -> ConnectionError:
+    why = str(error) or "it speaks another protocol"
+    return ConnectionError(f"{url} does not answer like `atlas serve` ({why}): check the host and the port")
+
 
 def _lost(closed: ConnectionClosed) -> ConnectionError:
     why = closed.rcvd.reason if closed.rcvd and closed.rcvd.reason else str(closed)
-    return ConnectionError(f"the connection is closed: {why}; connect again")
+    return ConnectionError(f"the connection is closed: {why}; connect again with a new RemotePlanner")

@@ -1,6 +1,7 @@
 """Plans over the network are those of a planner in this process; sessions remember the goal and the last plan."""
 
 import json
+import logging
 import threading
 import time
 import urllib.request
@@ -169,3 +170,20 @@ def test_two_image_files_over_http(running, planner, frames, tmp_path):
     assert np.array_equal(np.array(found["actions"], np.float32), plan.actions)
     assert np.array_equal(np.array(found["latents"], np.float32), plan.latents)
     assert found["cost"] == plan.cost and found["novelty"] == plan.novelty._asdict()
+
+
+def test_a_plan_over_http_is_answered_although_the_server_stops(serving, planner, held, frames, tmp_path, caplog):
+    body, headers = form(tmp_path, frames[0], frames[1])
+    with serving(planner) as running, ThreadPoolExecutor(1) as pool:
+        running.client().close()  # it has started
+        running.server.config.timeout_graceful_shutdown = 0.1
+        held.armed = True
+        request = urllib.request.Request(f"{running.http}/plan", body, headers)
+        asked = pool.submit(urllib.request.urlopen, request, timeout=20)
+        assert held.started.wait(10)
+        running.server.should_exit = True
+        time.sleep(1)
+        held.release.set()
+        with asked.result() as answer:
+            assert answer.status == 200 and len(json.load(answer)["actions"]) == 10
+    assert [r for r in caplog.records if r.levelno > logging.INFO] == []

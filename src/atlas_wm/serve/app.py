@@ -95,6 +95,14 @@ class PlanningApp:
         finally:
             self.clients -= 1
 
+    @contextmanager
+    def _request(self) -> Iterator[None]:
+        self.active += 1
+        try:
+            yield
+        finally:
+            self.active -= 1
+
     async def _plan(self, request: Request, session: Session, received: float) -> dict[str, Any]:
         if request.frame is None:
             session.goal = session.rest = None
@@ -114,7 +122,7 @@ class PlanningApp:
         received = time.perf_counter()
         try:
             self._admit(http)
-            with self._client():
+            with self._client(), self._request():
                 body = await self._body(http)
                 form = http.headers.get("content-type", "")
                 request = await asyncio.to_thread(read_form, self.planner, form, body)
@@ -172,8 +180,7 @@ class PlanningApp:
                     await socket.close(GOING_AWAY, "the server is stopping")
                     return
                 incoming = asyncio.create_task(socket.receive())
-                self.active += 1
-                try:
+                with self._request():
                     work = asyncio.create_task(self._answer(message.get("bytes"), session))
                     await asyncio.wait({work, incoming}, return_when=asyncio.FIRST_COMPLETED)
                     if incoming.done() and incoming.result()["type"] == "websocket.disconnect":
@@ -181,8 +188,6 @@ class PlanningApp:
                     said = await work
                     send = socket.send_text(said) if isinstance(said, str) else socket.send_bytes(said)
                     await asyncio.wait_for(send, idle)
-                finally:
-                    self.active -= 1
         finally:
             for task in (incoming, work):
                 if task is not None:
