@@ -53,7 +53,7 @@ Or step by step:
     atlas show data/tworoom.lance                              # look at them: one HTML page
     atlas train tworoom --method atlas --recipe demo           # train; writes runs/tworoom-atlas-demo
     atlas eval runs/tworoom-atlas-demo --part heldout          # success in the environment
-    atlas plan runs/tworoom-atlas-demo --frame now.png --goal goal.png
+    atlas plan runs/tworoom-atlas-demo --row 1000              # actions from a dataset row to a later one
     atlas diagnose runs/tworoom-atlas-demo                     # the paper's diagnostics
     atlas report runs/tworoom-atlas-demo                       # one HTML page
 

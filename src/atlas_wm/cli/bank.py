@@ -13,8 +13,7 @@ def bank(
     device: Device = "auto",
     task: OwnTasks = (),
 ) -> None:
-    """Add the bank of training latents to a run, so that its plans report novelty, and demonstrations, so that they
-    can start from them (`--start retrieval`).
+    """Add the bank of training latents (for novelty) and demonstrations (for `--start retrieval`) to a run.
 
     Training already does both, `atlas import` the first. Use it for runs of older versions, or after deleting
     bank.safetensors or demonstrations.safetensors:

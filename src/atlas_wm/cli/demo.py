@@ -10,7 +10,7 @@ def demo(
 ) -> None:
     """Collect data, train ATLAS and LeWM on TwoRoom, evaluate, diagnose and report. About 15 minutes on 2 cores.
 
-    Open OUT/report/index.html when it ends. Called again, it continues. It is `atlas study demo`
+    Open OUT/report/index.html when it ends. Run it again to resume. It is `atlas study demo`
     in one process, with a film and curves.
 
         atlas demo

@@ -38,7 +38,7 @@ INSTALL_ENVS = install_command("stable_worldmodel")
 
 
 def doctor(
-    data: Positional[Annotated[str | None, by_default("check this machine", "DATA")]] = None,
+    data: Positional[Annotated[str | None, by_default("check this machine", "[DATA]")]] = None,
     /,
     task: DataTask = None,
 ) -> None:

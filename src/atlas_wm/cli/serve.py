@@ -22,7 +22,7 @@ def serve(
 ) -> None:
     """Plan for robots and other programs over the network.
 
-    It needs `pip install "atlas-wm[serve]"`. Try it, then stop it with Ctrl-C:
+    It needs `pip install ".[serve]"`, in a clone. Try it, then stop it with Ctrl-C:
 
         atlas serve runs/tworoom-atlas-demo
         curl -F frame=@now.png -F goal=@goal.png http://127.0.0.1:8000/plan
@@ -34,14 +34,14 @@ def serve(
 
         atlas serve runs/tworoom-atlas-demo --cost nearest --replan-every 1
 
-    For other machines it needs a token:
+    To accept connections from other machines it needs a token:
 
         ATLAS_TOKEN=$(openssl rand -hex 16) atlas serve runs/tworoom-atlas-demo --host 0.0.0.0
 
     SIGTERM and Ctrl-C stop it after the requests that it has received are answered.
 
     Args:
-        run: Run folder.
+        run: Run folder, or demo: a TwoRoom model that comes with the package.
         server: Settings of the server.
         device: Where to plan; auto takes CUDA, then MPS, then the CPU.
         search: Settings of the planner.

@@ -16,6 +16,7 @@ from rich.console import Console
 from rich.live import Live
 from rich.markup import escape
 from rich.table import Table
+from tyro.conf import arg
 
 from atlas_wm.cli.arguments import by_default
 from atlas_wm.errors import UserError
@@ -31,14 +32,14 @@ Names = tuple[str, ...]
 
 
 def study(
-    study: str,
+    study: Annotated[str, arg(metavar="STUDY")],
     /,
     out: Annotated[Path | None, by_default("runs/STUDY")] = None,
-    tasks: Annotated[Names | None, by_default("the study's")] = None,
-    methods: Annotated[Names | None, by_default("the study's")] = None,
-    recipes: Annotated[Names | None, by_default("the study's")] = None,
+    tasks: Annotated[Names | None, by_default("the study's", "TASK [TASK ...]")] = None,
+    methods: Annotated[Names | None, by_default("the study's", "METHOD [METHOD ...]")] = None,
+    recipes: Annotated[Names | None, by_default("the study's", "RECIPE [RECIPE ...]")] = None,
     seeds: Annotated[int | None, by_default("the study's", "INT")] = None,
-    only: Annotated[Names | None, by_default("all units")] = None,
+    only: Annotated[Names | None, by_default("all units", "TEXT [TEXT ...]")] = None,
     dry_run: bool = False,
     per_gpu: int = 1,
     slurm: Annotated[str | None, by_default("run on this machine", "NAME=VALUE,...")] = None,
@@ -48,26 +49,26 @@ def study(
     A study is demo, ablation, paper, fair, planning, speedrun, or a TOML file (docs/guides/study.md). Each unit of
     it is a command that you could type. Finished units are not run again: call it again after an interruption or a
     change, and only what is missing or depends on the change runs. A failed unit is tried once more, from its
-    checkpoint; the others go on.
+    checkpoint; the others continue.
 
         atlas study ablation --tasks tworoom --seeds 3 --dry-run
         atlas study ablation --tasks tworoom --seeds 3
         atlas study my-study.toml --slurm partition=gpu,gpus_per_node=1,cpus_per_task=16
 
     Args:
-        study: Its name, or a TOML file.
+        study: Name of a study, or a TOML file.
         out: Folder for datasets, runs, logs (OUT/units) and the report (OUT/report).
         tasks: Only these tasks.
         methods: Only these methods.
         recipes: Only these recipes. RECIPE+tuned: with the weight of each method's regulariser that has the best
             planning score among the study's tries, on episodes that are never evaluated.
         seeds: Number of training seeds.
-        only: Run only units with one of these texts in their name, such as pusht or atlas-paper-3072, and what they
-            need. Folders keep the names of the whole study, so several machines can share one.
+        only: Run only units whose name contains one of these texts, such as pusht or atlas-paper-3072, and what
+            they need. Folders keep the names of the whole study, so several machines can share one.
         dry_run: Print the commands, why they run, and estimates of time and disk; run nothing.
-        per_gpu: Runs at once on each GPU; small models do not fill one. Without a GPU, runs at once.
-        slurm: Run each unit as a SLURM job (needs `pip install "atlas-wm[slurm]"`). Options: partition, account,
-            qos, time (minutes), gpus_per_node, cpus_per_task, mem, constraint.
+        per_gpu: Concurrent runs on each GPU; small models do not fill one. Without a GPU: on this machine.
+        slurm: Run each unit as a SLURM job (needs `pip install ".[slurm]"` in a clone). Options: partition,
+            account, qos, time (minutes), gpus_per_node, cpus_per_task, mem, constraint.
     """
     from atlas_wm.runs.files import locked
     from atlas_wm.study.records import Records
