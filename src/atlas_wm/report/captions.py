@@ -153,8 +153,8 @@ def success(task_names: dict[str, str]) -> Caption:
         "their demonstration, computed from true states without any model. The ID half (solid bars) stays close "
         "to the training data, the OOD half (hatched bars) goes where training data are sparse.",
         "Longer is better. The line on a bar is ± one standard deviation. Grey bars need no model: random "
-        "actions are the floor, replaying the demonstration's actions is the ceiling. A method is robust to "
-        "novelty if its OOD bar is nearly as long as its ID bar.",
+        "actions are the floor, replaying the demonstration's actions is the ceiling. Compare methods within a "
+        "half: one half may be harder for another reason than novelty, such as more goals behind a wall.",
         "ATLAS beats LeWM on both halves of all three tasks, by most on the OOD half of TwoRoom. DINO-WM, whose "
         "encoder was pretrained on other images, is best on TwoRoom."
         + _quoted("ID / OOD success in % at offset 50", paper.ID_OOD, task_names, "{:.1f} / {:.1f}"),
