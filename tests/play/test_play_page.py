@@ -28,6 +28,8 @@ def test_a_click_sets_a_goal_and_the_agent_arrives(playing, tmp_path):
         familiar = page.run(NOVELTY)
         page.click("#go")
         page.wait("document.querySelectorAll('.imagined li img').length === 5")
+        assert 0 < page.run("Number(document.querySelector('.risk').dataset.value)") <= 100
+        assert "distance that remains" in page.run("document.querySelector('.risk .details').textContent")
         assert page.run(SMOOTH) < 300  # ms, while the server plans and acts; usually 17
         page.wait(f"{STATUS}.startsWith('reached in')")
         assert page.run("document.querySelector('#go').textContent") == "Again"
@@ -37,6 +39,7 @@ def test_a_click_sets_a_goal_and_the_agent_arrives(playing, tmp_path):
         page.wait(f"{NOVELTY} === 100")
         assert familiar < 99
         assert page.run("document.querySelector('.meter').classList.contains('flagged')")
+        assert "door position 150" in page.run("document.querySelector('#variations').textContent")
         page.click("#restore")
         page.wait(f"{NOVELTY} < 99")
 

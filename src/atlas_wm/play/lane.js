@@ -2,6 +2,7 @@
 
 const FAN_MS = 500; // the fan appears over this time
 const FAR = 3; // distances above it are marked: 1 is usual among training frames
+const RISKY = 0.3; // as in README's rule
 
 export class Lane {
   constructor(player) {
@@ -27,6 +28,7 @@ export class Lane {
     this.known = {};
     this.find(".imagined ol").replaceChildren();
     this.find(".numbers").textContent = "";
+    this.meter(".risk", 0, "–", false, "");
     this.curve([]);
   }
 
@@ -54,9 +56,9 @@ export class Lane {
     list.replaceChildren(...event.imagined.map((one, i) => this.thumb(one, i + 1)));
     list.style.gridTemplateColumns = `repeat(${Math.min(8, event.imagined.length) || 1}, minmax(0, 1fr))`;
     if (event.novelty) this.showPlanNovelty(event.novelty);
+    this.showRisk(event);
     const distances = `${event.start_cost?.toFixed(1)} now, ${event.cost?.toFixed(1)} at the end`;
-    const text = `${distances}, risk ${event.risk?.toFixed(2) ?? "–"}, ${event.ms.toFixed(0)} ms`;
-    this.find(".numbers").textContent = text;
+    this.find(".numbers").textContent = `${distances}, ${event.ms.toFixed(0)} ms`;
     this.find(".numbers").dataset.ms = event.ms;
     this.curve(event.costs);
     this.animate();
@@ -91,22 +93,35 @@ export class Lane {
   }
 
   gauge(values) {
-    const meter = this.find(".meter");
     if (!values) {
-      this.find(".value").textContent = "unknown";
-      this.find(".details").textContent = "The run has no bank: `atlas bank RUN` adds it.";
+      this.meter(".novelty", 0, "unknown", false, "The run has no bank: `atlas bank RUN` adds it.");
       return;
     }
     const most = Math.max(...values.map(([, , value]) => value ?? 100));
     const flagged = most > this.player.flagged;
-    meter.classList.toggle("flagged", flagged);
-    meter.dataset.value = most;
-    this.find(".fill").style.width = `${most}%`;
-    this.find(".value").textContent = `${most.toFixed(0)}${flagged ? ": unlike the training data" : ""}`;
     const listed = (wanted) => values.filter(([, kind]) => kind === wanted)
       .map(([what, , value]) => `${what} ${value === null ? "–" : value.toFixed(0)}`).join(", ");
-    this.find(".details").textContent = ["latent", "image"].filter(listed)
-      .map((kind) => `${kind}: ${listed(kind)}`).join(" · ");
+    const details = ["latent", "image"].filter(listed).map((kind) => `${kind}: ${listed(kind)}`).join(" · ");
+    this.meter(".novelty", most, `${most.toFixed(0)}${flagged ? ": unlike the training data" : ""}`, flagged, details);
+  }
+
+  // What the plan is expected to leave, and what it leads through
+  showRisk({ risk, remaining, strayed, crossed }) {
+    if (risk === null) return this.meter(".risk", 100, "–", false, "");
+    const parts = { "distance that remains": remaining, "left the training data": strayed, "crossed a change": crossed };
+    const details = Object.entries(parts).filter(([, value]) => value !== null)
+      .map(([what, value]) => `${what}: ${Math.min(1, value).toFixed(2)}`).join(" · ");
+    const text = `${risk.toFixed(2)}${risk > RISKY ? ": may fail" : ""}`;
+    this.meter(".risk", 100 * risk, text, risk > RISKY, details);
+  }
+
+  meter(which, percent, text, flagged, details) {
+    const meter = this.find(which);
+    meter.classList.toggle("flagged", flagged);
+    meter.dataset.value = percent;
+    meter.querySelector(".fill").style.width = `${percent}%`;
+    meter.querySelector(".value").textContent = text;
+    meter.querySelector(".details").textContent = details;
   }
 
   curve(costs) {

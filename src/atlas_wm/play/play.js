@@ -220,18 +220,27 @@ function makeVariations(variations) {
     const label = document.createElement("label"), input = document.createElement("input");
     const byte = (v) => Math.round((v / one.high) * 255).toString(16).padStart(2, "0");
     const hex = (values) => "#" + values.slice(0, 3).map(byte).join("");
-    label.textContent = one.name.replace(".", " ").replace("color", "colour");
+    const named = document.createElement("span"), shown = () => {
+      const name = one.name.replace(".", " ").replace("color", "colour");
+      named.textContent = one.kind === "colour" ? name : `${name} ${input.value}`;
+    };
     input.id = one.name;
+    input.title = `atlas eval --vary ${one.name}=…`;
     if (one.kind === "colour") Object.assign(input, { type: "color", value: hex(one.value) });
     else Object.assign(input, { type: "range", min: one.low, max: one.high, value: one.value[0] });
     input.oninput = () => {
+      shown();
       scene[one.name] = one.kind === "colour"
         ? one.value.map((_, i) => (parseInt(input.value.slice(1 + 2 * (i % 3), 3 + 2 * (i % 3)), 16) / 255) * one.high)
         : one.value.map(() => Number(input.value));
       sendSoon.vary({ do: "vary", values: scene });
     };
-    input.restore = () => { input.value = one.kind === "colour" ? hex(one.value) : one.value[0]; };
-    label.append(input);
+    input.restore = () => {
+      input.value = one.kind === "colour" ? hex(one.value) : one.value[0];
+      shown();
+    };
+    shown();
+    label.append(named, input);
     return label;
   }));
 }

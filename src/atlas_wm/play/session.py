@@ -223,6 +223,8 @@ class Session:
             "cost": plan.cost,
             "start_cost": plan.start_cost,
             "remaining": plan.remaining,
+            "strayed": plan.strayed,
+            "crossed": plan.crossed,
             "risk": plan.risk,
             "costs": player.trace.means,
             "novelty": plan.novelty and plan.novelty._asdict(),
