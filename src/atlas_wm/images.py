@@ -94,5 +94,5 @@ def read_image(path: Path) -> np.ndarray:
             return np.asarray(image.convert("RGB"))
     except FileNotFoundError:
         raise UserError(f"there is no image {path}") from None
-    except (UnidentifiedImageError, OSError) as error:
+    except (UnidentifiedImageError, Image.DecompressionBombError, OSError) as error:
         raise UserError(f"{path} cannot be read as an image: {error}") from error

@@ -45,7 +45,8 @@ class PlanConfig:
         known_or_own("plan.", self, "cost", COST_KINDS)
         known_or_own("plan.", self, "solver", SOLVER_KINDS)
         require(bool(self.own_parts) or not self.options, "plan.options are for your own plan.cost or plan.solver")
-        within("plan.", self, 1, 1e6, "candidates", "iterations", "horizon")
+        within("plan.", self, 2, 1e6, "candidates")
+        within("plan.", self, 1, 1e6, "iterations", "horizon")
         require(
             2 <= self.elites <= self.candidates,
             f"plan.elites must lie between 2 and plan.candidates ({self.candidates}), not {self.elites}",

@@ -214,6 +214,10 @@ def test_what_cannot_be_searched_is_refused(run_folder, flags, said):
         main(["eval", str(run_folder), *flags])
 
 
+def test_it_retrieves_nothing():
+    assert oracle_plan(PlanConfig(start="retrieval")).start == "zero"
+
+
 def test_your_own_cost_is_refused():
     with pytest.raises(
         UserError, match=r"knows --solver cem and the costs terminal, nearest, temporal, not .* cost a:B"

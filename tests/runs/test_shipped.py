@@ -1,12 +1,15 @@
 """The model that comes with the package plans without training, data or network."""
 
 import json
+import shutil
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 from atlas_wm import Planner, load_model
 from atlas_wm.cli.app import main
+from atlas_wm.errors import UserError
 from atlas_wm.runs.shipped import FOLDER, NAMES, shipped, working_copy
 from atlas_wm.tasks import get_task
 
@@ -65,3 +68,29 @@ def test_results_go_to_a_copy(tmp_path, monkeypatch):
     with pytest.raises(SystemExit, match=r"data/tworoom\.lance"):
         main(["eval", "demo"])
     assert (tmp_path / "runs" / "pretrained-demo" / "model.safetensors").exists()
+
+
+def test_two_processes_that_copy_it_at_once_do_not_disturb_each_other(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    copytree, copy = shutil.copytree, Path("runs") / "pretrained-demo"
+
+    def beside_another(source, to):
+        copytree(source, copy)  # the other process is done first
+        return copytree(source, to)
+
+    monkeypatch.setattr(shutil, "copytree", beside_another)
+    assert working_copy(Path("demo")) == copy
+    assert list(Path("runs").iterdir()) == [copy]
+
+
+def test_a_copy_of_another_version_is_refused(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    copy = working_copy(Path("demo"))
+    assert working_copy(Path("demo")) == copy
+    weights = copy / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-1] + b"?")
+    with pytest.raises(UserError, match=r"pretrained-demo holds another model than demo .* rename or remove it"):
+        working_copy(Path("demo"))
+    weights.unlink()
+    with pytest.raises(UserError, match="rename or remove it"):
+        working_copy(Path("demo"))

@@ -50,9 +50,10 @@ def import_tasks_of(runs: Sequence[Path], names: Sequence[str]) -> None:
     tasks = import_tasks(names)
     if tasks:
         from atlas_wm.runs.folder import read_run
+        from atlas_wm.runs.shipped import shipped
         from atlas_wm.tasks import task_id
 
-        known = {read_run(run)[0].task for run in runs}
+        known = {read_run(shipped(run) or run)[0].task for run in runs}
         for name, task in zip(names, tasks, strict=True):
             if task_id(task) not in known:
                 raise UserError(

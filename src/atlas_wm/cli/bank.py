@@ -31,6 +31,9 @@ def bank(
         device: Where to compute; auto takes CUDA, then MPS, then the CPU.
         task: Your own task as module:Class, if the run was trained on one.
     """
+    from atlas_wm.runs.shipped import working_copy
+
+    run = working_copy(run)
     import_tasks_of([run], task)
     from atlas_wm.train.bank import write_bank
 

@@ -10,10 +10,12 @@ from tyro.conf import UseAppendAction, arg
 from atlas_wm.cli.arguments import Device, OwnTasks, RunFolder, by_default, import_tasks
 from atlas_wm.cli.plan import THE_RUNS_OWN, PlanFlags
 from atlas_wm.config import PlanConfig
-from atlas_wm.errors import UserError
+from atlas_wm.errors import UserError, short
 
 if TYPE_CHECKING:
     from atlas_wm.runs.results import EvaluationResult, Protocol
+
+MOST_SEEDS = 10_000
 
 
 def evaluate(
@@ -92,9 +94,8 @@ def evaluate(
 
     run = working_copy(run)
     info, _ = read_run(run)
-    from atlas_wm.evaluate.protocol import Protocol
     from atlas_wm.report.table import beside_plain, ceiling_line, print_results, risk_line
-    from atlas_wm.runs.results import read_results
+    from atlas_wm.runs.results import Protocol, read_results
     from atlas_wm.tasks import get_task_of
     from atlas_wm.tasks.variation import NO_VARIATION, list_variations, parse_variation
 
@@ -143,10 +144,13 @@ def parse_seeds(text: str) -> tuple[int, ...]:
     try:
         if "-" in text:
             first, last = (int(part) for part in text.split("-"))
+            if not 0 <= last - first < MOST_SEEDS:
+                why = "is an empty range" if last < first else f"are more than {MOST_SEEDS:,} seeds"
+                raise UserError(f"--seeds {text} {why}: write it as 42-46")
             return tuple(range(first, last + 1))
         return tuple(int(part) for part in text.split(","))
     except ValueError:
-        raise UserError(f"--seeds must look like 42-46 or 1,2,3, not {text!r}") from None
+        raise UserError(f"--seeds must look like 42-46 or 1,2,3, not {short(text)}") from None
 
 
 def evaluate_with_progress(

@@ -39,6 +39,11 @@ def head(
     """
     if frames < 2 or steps < 1:
         raise UserError("--frames must be at least 2 and --steps at least 1")
+    from atlas_wm.plan.planner import check_seed
+    from atlas_wm.runs.shipped import working_copy
+
+    check_seed(seed)
+    run = working_copy(run)
     import_tasks_of([run], task)
     from atlas_wm.cli.progress import Bar
     from atlas_wm.train.temporal_head import write_temporal_head

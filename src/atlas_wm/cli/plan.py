@@ -143,12 +143,15 @@ def plan(
         raise UserError("name the start and the goal: --frame now.png --goal goal.png, or --row of the dataset")
     if film is not None and weights is not None:
         raise UserError("--film needs the final weights, to which the bank of the run belongs: leave --weights out")
+    if film is not None and not film.parent.is_dir():
+        raise UserError(f"--film {film}: there is no folder {film.parent}")
     import_tasks_of([run], task)
     from atlas_wm.images import read_image
     from atlas_wm.parallel.devices import peak_memory, pick_device
-    from atlas_wm.plan.planner import Planner, dtype_of
+    from atlas_wm.plan.planner import Planner, check_seed, dtype_of
     from atlas_wm.runs.model import load_model
 
+    check_seed(seed)
     model = load_model(run, pick_device(device), weights=weights)
     assert model.run is not None
     config = search.applied_to(model.run.config.plan)

@@ -5,6 +5,7 @@ from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import replace
 from datetime import UTC, datetime
+from hashlib import sha256
 from pathlib import Path
 from typing import Any, Literal
 
@@ -26,7 +27,14 @@ from atlas_wm.parallel.processes import from_all, is_main, rank, world_size
 from atlas_wm.parallel.workers import TIMEOUT, check_timeout
 from atlas_wm.plugins import loaded_modules
 from atlas_wm.runs.card import write_card
-from atlas_wm.runs.folder import DEMONSTRATIONS, read_bank, read_run, weights_path, writable_folder
+from atlas_wm.runs.folder import (
+    DEMONSTRATIONS,
+    TEMPORAL_HEAD,
+    read_bank,
+    read_run,
+    weights_path,
+    writable_folder,
+)
 from atlas_wm.runs.results import (
     FOLDER,
     POLICIES,
@@ -89,6 +97,8 @@ def evaluate(
     the results say that they come from. Several processes (torchrun, srun) share the episodes, and the main one
     writes.
     """
+    if films < 0 or (workers is not None and workers < 1):
+        raise UserError(f"--films must be at least 0 and --workers at least 1, not {films} and {workers}")
     run = Path(run)
     info, _ = read_run(run)
     weights_path(run, weights)  # refused before the work begins
@@ -117,21 +127,22 @@ def evaluate(
     if setup.plan.start == "retrieval":
         _check_demonstrations(run, info, data, draws)
     jobs = _jobs(data, draws, [p for p in policies if p != "oracle"], films, EPISODES_PER_JOB[where.type])
+    simulated = _oracle_jobs(draws, oracle_episodes) if searched is not None else []
     folder = writable_folder(run, FOLDER) if is_main() else run  # fails before the work starts
 
+    head = _head_hash(run) if setup.plan.cost == "temporal" else None
     remote = environments == "remote" or (environments == "auto" and where.type != "cpu")
     most = min(task.max_env_processes, task.most_at_once, max(len(j.rows) for j in jobs)) if remote else len(jobs)
     cores = workers or own_cores()
     workers = max(1, min(cores, most))
     results = _run(setup, data, jobs, run_beside_envs if remote else run_in_workers, workers, on_progress)
     if searched is not None:
-        simulated = _oracle_jobs(draws, oracle_episodes)
         on_oracle(0, len(simulated), 0.0)
         here = replace(setup, plan=searched, device="cpu")
         results += _run(here, data, simulated, run_in_workers, min(cores, len(simulated)), on_oracle)
 
     work: dict[str, Any] = {"workers": workers, "processes": world_size(), "command": tuple(command)}
-    work["environments"] = "remote" if remote else "local"
+    work |= {"environments": "remote" if remote else "local", "temporal_head": head}
     work["written"] = datetime.now(UTC).isoformat(timespec="seconds")
     reports = [_assemble(info, setup, data, draws, p, policies, results, searched, **work) for p in protocols]
     if is_main():
@@ -165,6 +176,11 @@ def _check_demonstrations(run: Path, info: RunInfo, data: EpisodeData, draws: Dr
             "not that of new episodes: use --part heldout, or another dataset",
             *(known.sum(), len(known)),
         )
+
+
+def _head_hash(run: Path) -> str | None:
+    path = run / TEMPORAL_HEAD
+    return sha256(path.read_bytes()).hexdigest()[:16] if path.exists() else None
 
 
 def _jobs(data: EpisodeData, draws: Draws, policies: Sequence[PolicyName], films: int, size: int) -> list[Job]:
@@ -211,8 +227,12 @@ def _run(
     workers: int,
     on_progress: OnProgress,
 ) -> list[JobResult]:
-    """Run this process's share of the jobs, balanced by policy and size → the results of all processes."""
-    mine = sorted(jobs, key=lambda job: (job.policy, -len(job.rows)))[rank() :: world_size()]
+    """Run this process's share of the jobs, balanced by policy and size → the results of all processes.
+
+    Random actions come first: whether the environment takes any is known before plans are made.
+    """
+    ordered = sorted(jobs, key=lambda job: (job.policy != "random", job.policy, -len(job.rows)))
+    mine = ordered[rank() :: world_size()]
     found: list[JobResult] = []
     total, successes, done, errors = sum(len(job.rows) for job in mine), [0, 0], 0, 0
     with closing(run_jobs(setup, data, mine, workers)) as finished:
@@ -276,7 +296,7 @@ def _assemble(
 
 
 def _novel_plans(results: Sequence[JobResult]) -> int | None:
-    counts = [r.novel_plans for r in results if r.job.policy == "model"]
+    counts = [r.novel_plans for r in results if r.job.policy == "model" and any(e.plans for e in r.records)]
     return None if None in counts else sum(count for count in counts if count)
 
 

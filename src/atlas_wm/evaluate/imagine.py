@@ -15,6 +15,7 @@ from atlas_wm.evaluate.training_frames import TrainingFrames, open_training_fram
 from atlas_wm.images import frame_to_tensor
 from atlas_wm.plan.planner import Plan, Planner
 from atlas_wm.rng import make_rng
+from atlas_wm.runs.files import writing
 from atlas_wm.tasks import Task, get_task_of
 
 SIDE, MARGIN, LINE = 224, 16, 20  # px of a film
@@ -133,15 +134,13 @@ def film_of_row(
 
 def write_film(future: Future, path: Path) -> None:
     """An animation: the imagined future above the real one, where there is one, and the goal at the right."""
-    from PIL import Image
-
     shown = future.imagined[0].real is not None
     images = [_page(future.start, "now", future.start if shown else None, "now", future.goal)]
     for one in future.imagined:
         above = f"imagined, step {one.step}: distance {one.distance:.1f}"
         images.append(_page(one.frame, above, one.real, f"real, step {one.step}", future.goal))
-    first, *others = (Image.fromarray(np.asarray(image)) for image in images)
-    first.save(path, "GIF", save_all=True, append_images=others, duration=MILLISECONDS, loop=0)
+    with writing(path):
+        images[0].save(path, "GIF", save_all=True, append_images=images[1:], duration=MILLISECONDS, loop=0)
 
 
 def _page(above: np.ndarray, over: str, below: np.ndarray | None, under: str, goal: np.ndarray) -> Any:

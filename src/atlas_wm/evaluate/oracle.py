@@ -27,7 +27,7 @@ EPISODES = 20  # for each seed
 
 def oracle_plan(plan: PlanConfig, candidates: int | None = None, iterations: int | None = None) -> PlanConfig:
     """The settings of the oracle's search: the planner's, with fewer candidates and iterations and the same share
-    of elites."""
+    of elites; it retrieves nothing."""
     if plan.solver != "cem" or plan.cost not in COSTS:
         own = ", ".join(f"{part} {name}" for part, name in plan.own_parts.items())
         raise UserError(
@@ -40,7 +40,7 @@ def oracle_plan(plan: PlanConfig, candidates: int | None = None, iterations: int
         raise UserError("--oracle-candidates must be at least 2 and --oracle-iterations at least 1")
     elites = min(candidates, max(2, round(candidates * plan.elites / plan.candidates)))
     cost = "nearest" if plan.cost == "temporal" else plan.cost  # the distance is the task's own
-    return replace(plan, cost=cost, candidates=candidates, iterations=iterations, elites=elites)
+    return replace(plan, cost=cost, start="zero", candidates=candidates, iterations=iterations, elites=elites)
 
 
 class Simulation:

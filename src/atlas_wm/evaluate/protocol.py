@@ -8,8 +8,6 @@ from atlas_wm.data.dataset import EpisodeData
 from atlas_wm.errors import UserError
 from atlas_wm.runs.results import Protocol
 
-__all__ = ["Protocol", "draw_starts"]
-
 
 def draw_starts(data: EpisodeData, protocol: Protocol, seed: int, run: RunInfo | None = None) -> np.ndarray:
     """Start rows, uniform without replacement over all rows with ``offset`` rows left in their episode, sorted."""

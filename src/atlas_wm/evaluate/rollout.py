@@ -10,9 +10,11 @@ import numpy as np
 import torch
 
 from atlas_wm.data.dataset import EpisodeData
+from atlas_wm.errors import UserError
 from atlas_wm.evaluate.env_batch import Asked, EnvBatch, EpisodeEnd, EpisodeStart, Observe
 from atlas_wm.evaluate.env_pool import EnvPool
 from atlas_wm.evaluate.oracle import Oracle
+from atlas_wm.normalizer import Normalizer
 from atlas_wm.plan.planner import LatentNovelty, Novelty, Planner
 from atlas_wm.rng import make_rng
 from atlas_wm.runs.results import EpisodeRecord
@@ -87,12 +89,18 @@ def oracle_policy(oracle: Oracle, seed: int) -> Policy:
     return act
 
 
-def random_policy(space: Any, seed: int, length: int = 25) -> Policy:
-    """Uniform actions over the action space: the floor."""
+def random_policy(space: Any, seed: int, normalizer: Normalizer | None = None, length: int = 25) -> Policy:
+    """Uniform actions over the action space: the floor. Where it has no bounds, within those of the normaliser."""
+    bounds = np.array([getattr(space, name, np.nan) for name in ("low", "high")], np.float64)
+    if normalizer is not None and normalizer.low is not None and bounds.shape == (2, normalizer.size):
+        known = np.array([normalizer.low, normalizer.high], np.float64)
+        bounds = np.where(np.isfinite(bounds), bounds, known)
+    if not np.isfinite(bounds).all():
+        raise UserError(f"the action space {space} is no box with bounds: leave random out of --policy")
 
     def act(episodes: Sequence[Episode]) -> list[np.ndarray]:
         rngs = [np.random.default_rng([seed, e.row, e.plans, 1]) for e in episodes]
-        return [rng.uniform(space.low, space.high, (length, *space.shape)) for rng in rngs]
+        return [rng.uniform(bounds[0], bounds[1], (length, *space.shape)) for rng in rngs]
 
     return act
 

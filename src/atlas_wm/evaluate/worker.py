@@ -107,7 +107,7 @@ class Worker:
             novelties: list[Novelty | LatentNovelty | None] = []
             policy = planning_policy(self.planner, job.seed, novelties.append)
         elif job.policy == "random":
-            policy = random_policy(self.env_batches[0].open(), job.seed)
+            policy = random_policy(self.env_batches[0].open(), job.seed, self.planner.model.normalizer)
         else:
             policy, budget = replay_policy(self.data), min(protocol.offset, budget)
         records, films = run_episodes(

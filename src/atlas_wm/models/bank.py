@@ -66,7 +66,7 @@ class LatentBank:
         and how far the current frame is from its nearest.
         """
         now, imagined = nearest.distances[:, :1], nearest.distances[:, 1:]
-        excess = (imagined - torch.maximum(self._spacing[nearest.points[:, 1:]], now)).amax(dim=1)
+        excess = (imagined - torch.maximum(self.spacing[nearest.points[:, 1:]], now)).amax(dim=1)
         step = flat(paths, leading=2).float().diff(dim=1).norm(dim=-1).mean(dim=1).cpu()
         return (excess / step.clamp_min(1e-12)).clamp(0, 1)
 
@@ -86,7 +86,7 @@ class LatentBank:
         return crossed.sum(dim=1) / changed.sum(dim=1).clamp_min(1)
 
     @cached_property
-    def _spacing(self) -> Tensor:
+    def spacing(self) -> Tensor:
         """(N,) the distance of each point from its nearest other one."""
         distances = torch.cdist(self.points, self.points, compute_mode=EXACT)
         return distances.fill_diagonal_(torch.inf).amin(dim=1)

@@ -1,29 +1,33 @@
 """Choice of the device, and its memory."""
 
 import os
+import re
 import resource
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from threading import Lock, get_ident
 
 import torch
 
 from atlas_wm.errors import UserError, unknown
 from atlas_wm.parallel.launch import process_info
 
-DEVICES = ("auto", "cpu", "cuda", "mps")
+DEVICES = ("auto", "cpu", "cuda", "cuda:N", "mps")
 MEMINFO, CGROUP = Path("/proc/meminfo"), Path("/sys/fs/cgroup")  # of Linux
 
 
 def pick_device(name: str = "auto") -> torch.device:
     """``auto``: CUDA if there is a GPU, else MPS, else the CPU. With several processes, each gets its own GPU."""
-    if name.split(":")[0] not in DEVICES:
+    if not re.fullmatch(r"auto|cpu|mps|cuda(:\d{1,3})?", name):
         raise unknown("device", name, DEVICES)
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "mps" if torch.backends.mps.is_available() else "cpu"
     if name.startswith("cuda") and not torch.cuda.is_available():
         raise UserError("--device cuda: torch finds no CUDA device; check `nvidia-smi`, or use --device cpu")
+    if name.startswith("cuda:") and int(name[5:]) >= torch.cuda.device_count():
+        raise UserError(f"--device {name}: this machine has {torch.cuda.device_count()} GPUs, numbered from 0")
     if name == "mps" and not torch.backends.mps.is_available():
         raise UserError("--device mps: this machine has no MPS device; use --device cpu")
     return torch.device(name) if process_info().size == 1 else _own_device(name)
@@ -46,16 +50,35 @@ def _own_device(name: str) -> torch.device:
     return torch.device("cuda", index)
 
 
+_lock = Lock()
+_within: list[int] = []  # threads of this process that are in one_thread
+_usual = 1  # torch's number before the first of them entered
+
+
 @contextmanager
 def one_thread() -> Iterator[None]:
     """Within, torch computes with one CPU thread. Rounding depends on the number of threads, and where other
-    processes keep the cores busy, threads spend their time waiting for each other."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
+    processes keep the cores busy, threads spend their time waiting for each other.
+
+    Each thread of the process has its own number, but a new one begins with the number that was set last: if that
+    was set here by another thread, it leaves with the usual one.
+    """
+    global _usual
+    me = get_ident()
+    with _lock:
+        before = torch.get_num_threads()
+        if not _within:
+            _usual = before
+        elif before == 1 and me not in _within:
+            before = _usual
+        _within.append(me)
+        torch.set_num_threads(1)
     try:
         yield
     finally:
-        torch.set_num_threads(threads)
+        with _lock:
+            _within.remove(me)
+            torch.set_num_threads(before)
 
 
 def peak_memory(device: torch.device) -> int:

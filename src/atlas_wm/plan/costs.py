@@ -57,6 +57,17 @@ class Cost(ABC):
         """Of latents from the goal: (…, …) twice → (…). A plan reports that of its start as ``start_cost``."""
         return model.distance(latents, goal)
 
+    def near(self, model: WorldModel) -> float:
+        """The distance within which the agent counts as there; 0 where nothing is known of it.
+
+        Default: how far 99 % of the training latents are at most from their nearest other one. A cost with its own
+        distance needs its own.
+        """
+        if model.bank is None or type(self).distance is not Cost.distance:
+            return 0.0
+        square = float(model.bank.spacing.quantile(0.99)) ** 2
+        return square if model.projector is not None else square / model.config.latent_shape[-1]
+
 
 class Terminal(Cost):
     """‖ẑ_H − z_g‖², the paper's."""
@@ -105,6 +116,9 @@ class Temporal(Cost):
 
     def distance(self, model: WorldModel, latents: Tensor, goal: Tensor) -> Tensor:
         return self.head.between(self._embed(latents), self._embed(goal))
+
+    def near(self, model: WorldModel) -> float:
+        return 1.0  # model step
 
     def _embed(self, latents: Tensor) -> Tensor:
         if self.head.mean.device != latents.device:  # the model was moved

@@ -76,17 +76,20 @@ def is_flagged(novelty: Novelty | LatentNovelty) -> bool:
 
 
 class Plan(NamedTuple):
-    """Actions, clipped if PlanConfig.clip_actions is set, and what the model imagines of exactly these."""
+    """Actions, clipped if PlanConfig.clip_actions is set, and what the model imagines of exactly these.
+
+    Without a bank (``Planner`` warns) ``strayed`` and ``crossed`` are None, and ``risk`` is ``remaining`` alone.
+    """
 
     actions: np.ndarray  # (execute·frameskip, A) in the environment's units: to execute before planning again
     cost: float  # by plan.cost: terminal and nearest, a WorldModel.distance from the goal; temporal, model steps
     start_cost: float  # by the same measure, before the first action
     latents: np.ndarray  # (horizon, …) imagined latents after each action chunk
     novelty: Novelty | LatentNovelty | None  # None where the run has no bank; of older runs only the latents'
-    remaining: float  # share of start_cost at the end; with a cost that reads all steps, at the nearest step
+    remaining: float  # share of start_cost (or Cost.near) at the end; if the cost reads all steps, at the nearest
     strayed: float | None  # how far the imagined path leaves what was seen in training (LatentBank.strayed)
     crossed: float | None  # share of what changed in the scene that lies on the imagined path (LatentBank.crossed)
-    risk: float  # 1 − (1 − remaining)(1 − strayed)(1 − crossed), 0 to 1: high values predict failure
+    risk: float  # 1 − (1 − remaining)(1 − strayed)(1 − crossed), 0 to 1: high values predict failure; None as 0
     rest: np.ndarray  # (horizon − execute, frameskip·A) the standardised chunks after those, for the next plan
 
 
@@ -113,6 +116,10 @@ class Planner:
         plain: bool = False,
         dtype: torch.dtype | None = None,
     ):
+        if not isinstance(model, torch.nn.Module):
+            raise UserError(f"Planner takes a model, not {short(model)}: Planner(load_model(…))")
+        if config is not None and not isinstance(config, PlanConfig):
+            raise UserError(f"Planner takes its settings as a PlanConfig(…), not {short(config)}")
         self.model = model.eval()
         self.config = config or (model.run.config.plan if model.run else PlanConfig())
         self.cost, self.solver = make_cost(self.config, self.model), make_solver(self.config)
@@ -123,6 +130,10 @@ class Planner:
         self.dtype = dtype or (torch.bfloat16 if self.device.type == "cuda" else torch.float32)
         if model.run and self.config.clip_actions and model.normalizer.low is None:
             log.warning("plans are not clipped: the run has no action bounds (`atlas bank RUN` adds them)")
+        if model.run and model.bank is None:
+            log.warning(
+                "no bank: risk is the remaining distance alone (`atlas bank RUN` adds it, for final weights)"
+            )
         if self.device.type == "cuda" and not self.plain and self.config.own_parts:
             log.info("no CUDA graphs: they are for the costs and the solver of atlas-wm")
         size = sum(parameter.numel() for parameter in model.predictor.parameters())
@@ -136,6 +147,10 @@ class Planner:
         self._weights: Weights | None = None
 
     @property
+    def _action_chunk(self) -> int:
+        return self.model.config.frameskip * self.model.action_size
+
+    @property
     def device(self) -> torch.device:
         return next(self.model.parameters()).device
 
@@ -145,7 +160,14 @@ class Planner:
         seed = check_seed(seed)
         frames = self.prepare(frame_to_tensor(frame, "frame"))
         goals = self.prepare(frame_to_tensor(goal, "goal"))
-        return self.plan_batch(frames, goals, [make_rng(seed)], [last and last.rest])[0]
+        return self.plan_batch(frames, goals, [make_rng(seed)], [None if last is None else self._rest(last)])[0]
+
+    def _rest(self, last: Plan) -> np.ndarray:
+        rest, most = getattr(last, "rest", None), (self.config.horizon, self._action_chunk)
+        if not isinstance(rest, np.ndarray) or rest.shape[1:] != most[1:] or len(rest) > most[0]:
+            found = f"a rest of shape {rest.shape}" if isinstance(rest, np.ndarray) else short(last)
+            raise UserError(f"last must be a plan of this planner, whose rest is at most {most}, not {found}")
+        return rest
 
     def prepare(self, frames: Tensor) -> Tensor:
         """(N, 3, H, W) uint8 of any size → the size that the model was trained on. Warns, once for each size, where
@@ -178,7 +200,8 @@ class Planner:
             counts = f"{len(frames)} frames, {len(goals)} goals, {len(rngs)} rngs and {len(rests)} rests"
             raise ValueError(f"{counts} do not match")
         started = time.perf_counter()
-        start = starts(self.cost, self.model.config.frameskip * self.model.action_size, rests).to(self.device)
+        self.model.eval()
+        start = starts(self.cost, self._action_chunk, rests).to(self.device)
         together = self.device.type != "cpu" or len(rngs) == 1
         each = [slice(None)] if together else [slice(i, i + 1) for i in range(len(rngs))]
         with self.threads(), torch.no_grad() if self.solver.needs_gradients else torch.inference_mode():
@@ -196,8 +219,11 @@ class Planner:
         start_costs = self.cost.distance(model, z, z_goal)
         distances = self.cost.distance(model, latents, z_goal[:, None])  # (B, H)
         ends = distances[:, -1] if self.cost.ends_only else distances.amin(dim=1)
-        remaining = (ends / start_costs.clamp_min(1e-12)).cpu()
-        strayed, crossed = self._on_the_way(frames, torch.cat([z[:, None], latents], dim=1))
+        near = max(self.cost.near(model), 1e-12)
+        remaining = (ends / start_costs.clamp_min(near)).cpu()
+        way = (start_costs / near).clamp(0, 1).cpu()  # who is there has none to go
+        paths = torch.cat([z[:, None], latents], dim=1)
+        strayed, crossed = (share if share is None else way * share for share in self._on_the_way(frames, paths))
         shares = [remaining.clamp(0, 1), *(share for share in (strayed, crossed) if share is not None)]
         risk = 1 - torch.stack([1 - share for share in shares]).prod(dim=0)
         standardised = mean[:, :execute].unflatten(-1, (-1, model.action_size)).flatten(1, 2)

@@ -198,6 +198,7 @@ class EvaluationResult:
     novel_plans: int | None = None  # the model's plans that novelty flags; None: not measured
     remaining_auroc: float | None = None  # with which it predicts failure; None: too few failures or successes
     risk_auroc: float | None = None  # the same for the risk
+    temporal_head: str | None = None  # hash of its file, if the plans used it; None in older results, too
     command: tuple[str, ...] = ()  # arguments of atlas; empty: it was not called from the command line
     format: int = FORMAT
 
@@ -240,10 +241,9 @@ class EvaluationResult:
     @property
     def settings(self) -> dict[str, Any]:
         """What the user asked for: two evaluations of a run may differ in these."""
-        optional: dict[str, Any] = {
-            "weights": self.weights,
-            "variation": self.variation,
-        }  # not in the digests of older files
+        # Not in the digests of older files:
+        optional: dict[str, Any] = {"weights": self.weights, "variation": self.variation}
+        optional["temporal_head"] = self.temporal_head
         if self.oracle and self.oracle_plan:
             optional |= {"oracle": asdict(self.oracle_plan), "oracle_episodes": self.oracle.count}
         return {
