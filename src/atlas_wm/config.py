@@ -317,7 +317,7 @@ class TrainConfig:
         require(0 < self.holdout < 1, f"train.holdout is a share in (0, 1), not {self.holdout}")
         require(self.batch >= 2, "train.batch must be at least 2: the losses are statistics of a batch")
         counts = ["workers"] if self.workers is not None else []
-        within("train.", self, 0, MOST_SEED, "seed", "split_seed", "batchnorm_batches", *counts)
+        within("train.", self, 0, MOST_SEED, "seed", "split_seed", "batchnorm_batches", "weight_decay", *counts)
 
 
 @dataclass(frozen=True)

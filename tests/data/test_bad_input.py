@@ -10,7 +10,10 @@ from synthetic import columns, write_h5
 
 from atlas_wm.cli.app import main
 from atlas_wm.data.collect import record_episode
+from atlas_wm.data.dataset import EpisodeData, card_path, check_card
+from atlas_wm.errors import UserError
 from atlas_wm.runs.files import read_json, write_json
+from atlas_wm.tasks.tworoom import TwoRoom
 
 pytestmark = pytest.mark.usefixtures("render_in_this_process")
 
@@ -236,3 +239,30 @@ def test_novelty_that_cannot_be_measured(run_folder, tmp_path):
     some["goal_state"][5] = np.nan
     said = eval_refusal(run_folder, "--data", str(write_h5(tmp_path / "x.h5", [80], some)))
     assert "x.h5: column 'goal_state' is NaN or infinite in 1 of 80 rows, first in row 5" in said
+
+
+def test_a_dataset_of_another_task(dataset_path, tmp_path):
+    path, card = (shutil.copy(p, tmp_path) for p in (dataset_path, card_path(dataset_path)))
+    write_json(Path(card), read_json(Path(card)) | {"task": "pusht"})
+    assert "tworoom.h5 is a dataset of pusht, not of tworoom: pass the --data of this" in train_refusal(Path(path))
+    for strange in ("my_task:MyTask", ["pusht"], None):
+        write_json(Path(card), {"task": strange})
+        check_card(EpisodeData(path, TwoRoom(), 32, 5))
+
+
+@pytest.mark.parametrize("path", [".", ""])
+def test_the_working_directory_is_no_dataset(path, working_directory):
+    with pytest.raises(UserError, match="is not a dataset: expected"):
+        EpisodeData(path, TwoRoom(), 32, 5)
+
+
+def test_a_part_for_training_that_is_empty_names_the_flag(tmp_path):
+    path = write_h5(tmp_path / "x.h5", [30, 30], stored())
+    said = train_refusal(path, "--train.holdout", "0.99")
+    assert "lower --train.holdout 0.99" in said
+
+
+def test_a_weight_decay_below_0(tmp_path):
+    assert "--train.weight-decay must lie between 0 and" in train_refusal(
+        tmp_path / "x.h5", "--train.weight-decay", "-1"
+    )

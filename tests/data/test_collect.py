@@ -5,6 +5,7 @@ import json
 import numpy as np
 import pytest
 
+from atlas_wm.data import collect as module
 from atlas_wm.data.collect import card_path, collect, record_episode, usual_workers
 from atlas_wm.data.dataset import EpisodeData
 from atlas_wm.errors import UserError
@@ -20,10 +21,10 @@ def test_one_worker_and_two_record_the_same_set(task, dataset_path, tmp_path, sp
 
 
 def test_processes_that_render_with_one_gpu_are_few(monkeypatch):
-    monkeypatch.setattr("os.cpu_count", lambda: 16)
+    monkeypatch.setattr(module, "own_cores", lambda: 16)
     assert usual_workers(get_task("cube"), pixels=True) == 6
     assert usual_workers(get_task("cube"), pixels=False) == usual_workers(get_task("pusht"), pixels=True) == 16
-    monkeypatch.setattr("os.cpu_count", lambda: 2)
+    monkeypatch.setattr(module, "own_cores", lambda: 2)
     assert usual_workers(get_task("cube"), pixels=True) == 2
 
 
@@ -105,3 +106,72 @@ def test_a_task_of_the_wrong_action_size_is_refused(dataset_path):
 
     with pytest.raises(UserError, match="column 'action' has shape"):
         EpisodeData(dataset_path, Wide(), 32, 5)
+
+
+@pytest.mark.parametrize(("flag", "value"), [("workers", -1), ("workers", 0), ("seed", -1)])
+def test_a_number_that_makes_no_sense_is_refused(task, tmp_path, flag, value):
+    with pytest.raises(UserError, match=rf"--{flag} must be at least \d, not {value}"):
+        collect(task, tmp_path / "x.h5", 2, **{flag: value})
+
+
+@pytest.mark.parametrize("column", ["state", "action"])
+def test_an_episode_with_numbers_that_no_dataset_may_contain_has_failed(task, tmp_path, monkeypatch, column):
+    def broken(task, env, seed, number, pixels):
+        episode = record_episode(task, env, seed, number, pixels)
+        episode[column][3] = np.nan if number == 1 else episode[column][3]
+        return episode
+
+    monkeypatch.setattr(module, "record_episode", broken)
+    recorder = module.Recorder(task, 0, module.partial_of(tmp_path / "x.h5").encode)
+    whole, failed = recorder.record(0, [0, 1], pixels=False)
+    recorder.close()
+    assert isinstance(whole, dict) and failed == f"ValueError: column {column!r} is NaN or infinite"
+
+
+class Pool:
+    """Answers in a given order. The first request of several episodes dies with its process."""
+
+    count = 2
+
+    def __init__(self):
+        self.asked, self.waiting, self.died = [], [], False
+
+    def each(self, requests):
+        while requests:
+            *_, numbers, _ = request = requests.popleft()
+            self.asked.append(numbers)
+            self.waiting.append(len(requests))
+            if len(numbers) > 1 and not self.died:
+                self.died = True
+                yield request, module.WorkerDied("killed")
+            else:
+                yield request, [{"number": n} for n in numbers]
+
+
+def test_episodes_of_a_process_that_died_are_recorded_next():
+    """So that what follows can be written, and memory does not fill with it."""
+    pool, jobs = Pool(), [[2 * n, 2 * n + 1] for n in range(100)]
+    recorded = module._recorded(pool, 0, False, jobs)
+    assert next(recorded) == [{"number": 0}, {"number": 1}]
+    assert pool.asked == [[0, 1], [0], [1]]
+    assert [e["number"] for episodes in recorded for e in episodes] == list(range(2, 200))
+    assert max(pool.waiting) <= module.JOBS_AHEAD * pool.count + 2
+
+
+def test_a_column_that_lance_cannot_name_is_refused_at_the_first_episodes(tmp_path):
+    episode = {"action": np.zeros((3, 2), np.float32), "observation.more": np.zeros((3, 2))}
+    with pytest.raises(UserError, match=r"column 'observation\.more': use --out NAME\.h5"):
+        module.partial_of(tmp_path / "x.lance").append([episode])
+
+
+def test_states_that_cannot_be_drawn_are_announced(tmp_path, monkeypatch):
+    """Their moments are still worth recording."""
+    said: list[str] = []
+
+    def stop(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(module, "WorkerPool", stop)
+    with pytest.raises(KeyboardInterrupt):
+        collect(get_task("pusht"), tmp_path / "x.h5", 2, pixels=False, say=said.append)
+    assert said == ["--no-pixels: pusht cannot be drawn from states, so no model can be trained on this dataset"]

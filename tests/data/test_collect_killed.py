@@ -30,7 +30,7 @@ class Here:
     """What worker processes record, without them."""
 
     def __init__(self, count, make, task, timeout, encode):
-        self.recorder = make(task, 0, encode)
+        self.count, self.recorder = count, make(task, 0, encode)
 
     def start(self, count): ...
 

@@ -85,3 +85,14 @@ def test_batches_from_kept_frames_are_those_from_disk(tworoom_frames, kept, tiny
     expected = ClipDataset(data, clips, normalizer, config).__getitems__(which)
     got = ClipDataset(data, clips, normalizer, config, kept).__getitems__(which)
     assert torch.equal(got.frames, expected.frames) and torch.equal(got.actions, expected.actions)
+
+
+def test_the_memory_is_told_in_a_unit_that_fits(tworoom_frames, caplog):
+    with caplog.at_level("INFO", "atlas_wm"):
+        cache_on_device(Noise(32, rows=600), torch.device("cpu"))
+        small = cache_on_device(tworoom_frames, torch.device("cpu"))
+    noise, frames = caplog.messages
+    assert noise == "fast path: 600 of 600 frames in memory, 2 MB"  # no tile is like another
+    assert frames.endswith(
+        f"{small.bytes / 1e6:.0f} MB ({small.bytes / small.rows / 1e3:.0f} kB each instead of 9)"
+    )

@@ -157,3 +157,20 @@ def test_damage_is_named(tmp_path, damage, said):
     damage(path)
     with pytest.raises(UserError, match=said):
         EpisodeData(path, OfflineTask(), 32, 5).frame(0)
+
+
+def test_only_the_row_groups_with_the_images_are_read(episodes, tmp_path, monkeypatch):
+    import pyarrow.parquet as pq
+
+    path = write_lerobot(tmp_path / "robot", episodes, version="v3.0", stored="image")
+    expected = EpisodeData(path, OfflineTask(), 48, 5).frames_of(np.arange(sum(LENGTHS)))
+    for file in path.glob("data/*/*.parquet"):
+        pq.write_table(pq.read_table(file), file, row_group_size=7)
+    data, read = EpisodeData(path, OfflineTask(), 48, 5), []
+    whole = pq.ParquetFile.read_row_groups
+    monkeypatch.setattr(
+        pq.ParquetFile, "read_row_groups", lambda file, groups, **_: read.extend(groups) or whole(file, groups, **_)
+    )
+    rows = np.array([60, 3, 8, 60])  # the second file begins at row 51
+    assert torch.equal(data.frames_of(rows), expected[rows])
+    assert read == [0, 1, 1]

@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from itertools import islice
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -49,17 +50,25 @@ def test_steps_follow_from_epochs_unless_they_are_given(opened):
 def test_a_batch_that_cannot_be_filled_is_refused_at_once(opened):
     with pytest.raises(UserError, match="do not fill one batch of 100000"):
         opened(batch=100_000, steps=1).batches(0, CPU)
+    with pytest.raises(UserError, match=r"lower --train\.batch or --train\.holdout"):  # before frames are read
+        opened(batch=100_000, steps=1, cache_frames="always").build_cache(CPU, Path(), on_read=pytest.fail)
 
 
-def test_sampled_batches_are_always_the_same_and_end_with_the_clips(opened):
+def sampled(training_set, clips, count):
+    return [training_set._dataset(clips).__getitems__(which) for which in training_set._sampled(clips, count)]
+
+
+def test_sampled_batches_are_always_the_same_and_end_with_the_whole_ones(opened):
+    """Means over batches count each alike, so a small one would count for too much."""
     training_set = opened()
     clips = training_set.validation.take(np.arange(35))
-    first, again = (list(training_set.sample_batches(clips, 10, CPU)) for _ in range(2))
-    assert [len(batch.actions) for batch in first] == [16, 16, 3]
+    first, again = (sampled(training_set, clips, 10) for _ in range(2))
+    assert [len(batch.actions) for batch in first] == [16, 16]
     assert all(same(a, b) for a, b in zip(first, again, strict=True))
-    assert len(list(training_set.sample_batches(clips, 2, CPU))) == 2
-    one_left = training_set.validation.take(np.arange(17))
-    assert [len(batch.actions) for batch in training_set.sample_batches(one_left, 10, CPU)] == [16]
+    assert len(sampled(training_set, clips, 1)) == 1
+    for few, sizes in ((17, [16]), (3, [3]), (1, [])):
+        part = sampled(training_set, training_set.validation.take(np.arange(few)), 10)
+        assert [len(batch.actions) for batch in part] == sizes
 
 
 @pytest.mark.parametrize("workers", [0, pytest.param(2, marks=pytest.mark.slow)])
@@ -76,27 +85,39 @@ def test_one_loader_delivers_steps_and_validations_in_any_number_of_processes(op
         validated.append(step)
         if step == 4:  # a model without BatchNorm does not read its samples
             got = list(stream.samples(HELD_OUT))
-            expected = list(training_set.sample_batches(training_set.validation, module.VALIDATION_BATCHES, CPU))
+            expected = sampled(training_set, training_set.validation, module.VALIDATION_BATCHES)
         else:
             got = [next(stream.samples(BATCHNORM))]
-            expected = [next(training_set.sample_batches(training_set.training, 3, CPU))]
+            expected = sampled(training_set, training_set.training, 1)
         assert len(got) == len(expected) and all(same(a, b) for a, b in zip(got, expected, strict=True))
     assert step == 6 and validated == [4, 6]
 
 
 @pytest.mark.parametrize(
-    ("cores", "free", "workers"), [(16, 2**40, 15), (64, 2**40, 16), (1, 2**40, 0), (16, 10_000, 3), (16, 0, 0)]
+    ("wanted", "cores", "free", "workers"),
+    [
+        (None, 16, 2**40, 15),
+        (None, 64, 2**40, 16),
+        (None, 1, 2**40, 0),
+        (None, 16, 10_000, 3),
+        (None, 16, 0, 0),
+        (0, 16, 2**40, 0),
+        (20, 16, 2**40, 20),
+        (20, 16, 10_000, 3),
+    ],
 )
-def test_default_workers_follow_cores_and_shared_memory(monkeypatch, caplog, tmp_path, cores, free, workers):
+def test_loader_processes_follow_cores_and_shared_memory(
+    monkeypatch, caplog, tmp_path, wanted, cores, free, workers
+):
     monkeypatch.setattr(stream_module, "own_cores", lambda: cores)
     monkeypatch.setattr(stream_module, "SHARED_MEMORY", tmp_path)
     monkeypatch.setattr(stream_module.shutil, "disk_usage", lambda path: SimpleNamespace(free=free))
-    assert stream_module.default_workers(batch_bytes=1000) == workers
+    assert stream_module.loader_processes(wanted, batch_bytes=1000) == workers
     assert ("--shm-size" in caplog.text) == (free < 2**40)
 
 
 def test_loader_processes_start_by_default_only_where_a_gpu_streams_frames(opened, monkeypatch):
-    monkeypatch.setattr(module, "default_workers", lambda batch_bytes: batch_bytes)
+    monkeypatch.setattr(module, "loader_processes", lambda wanted, batch_bytes: wanted or batch_bytes)
     training_set = opened(steps=2)
     assert training_set._workers(CPU) == 0
     assert training_set._workers(torch.device("cuda")) == 16 * 4 * 3 * 32 * 32
@@ -118,6 +139,38 @@ def test_a_part_of_the_frames_on_the_device_gives_the_same_batches(opened, tmp_p
     stream = training_set.batches(0, CPU)
     got = [*islice(stream, 4), *stream.samples(BATCHNORM), *stream.samples(HELD_OUT)]
     assert len(got) == 4 + 2 + 4 and all(same(a, b) for a, b in zip(got, expected, strict=True))
+
+
+@pytest.mark.parametrize(("workers", "expected"), [(0, 0), (5, 5), (None, 3)])
+def test_frames_are_read_by_as_many_processes_as_training_would_use(
+    opened, tmp_path, monkeypatch, workers, expected
+):
+    """Also where there are many frames: --train.workers 0 means none, and shared memory limits the others."""
+    monkeypatch.setattr(stream_module, "own_cores", lambda: 8)
+    monkeypatch.setattr(stream_module, "SHARED_MEMORY", tmp_path)
+    free = 9 * frame_cache.AT_ONCE * 3 * 32 * 32 if workers is None else 2**40
+    monkeypatch.setattr(stream_module.shutil, "disk_usage", lambda path: SimpleNamespace(free=free))
+    started = []
+
+    def recorded(dataset, requests, workers, **_):
+        started.append(workers)
+        return map(dataset.__getitems__, requests)
+
+    monkeypatch.setattr(frame_cache, "make_loader", recorded)
+    monkeypatch.setattr(frame_cache, "AT_ONCE", 64)  # more pieces
+    opened(workers=workers, cache_frames="always").build_cache(CPU, tmp_path)
+    assert started == [expected]
+
+
+def test_weights_do_not_depend_on_how_frames_are_read(opened, tmp_path):
+    """Dropout draws from torch's generator, so reading must leave it in the same state."""
+    drawn = []
+    for choice in ("never", "auto", "always"):
+        for steps in (1, 1000):
+            torch.manual_seed(0)
+            opened(cache_frames=choice, steps=steps).build_cache(CPU, tmp_path)
+            drawn.append((steps, torch.rand(1).item()))
+    assert len(set(drawn)) == 2
 
 
 def test_the_clips_of_a_step_are_those_of_its_batch(opened):
@@ -158,7 +211,9 @@ def test_cached_tokens_take_the_place_of_frames(frozen, tmp_path):
     assert training_set.caches_tokens and seen[-1] == (training_set.info.rows,) * 2
     expected = tokens_of(plain.frames.flatten(0, 1)).unflatten(0, (16, 4)).half()
     assert torch.equal(cached.frames, expected) and torch.equal(cached.actions, plain.actions)
-    assert next(training_set.sample_batches(training_set.validation, 1, CPU)).frames.shape == (16, 4, 4, 3)
+    stream = training_set.batches(1, CPU)
+    next(stream)  # of the last step
+    assert next(stream.samples(HELD_OUT)).frames.shape == (16, 4, 4, 3)
     training_set.remove_cache()
     assert list(tmp_path.iterdir()) == []
 
@@ -185,6 +240,25 @@ def test_a_whole_token_file_is_not_written_again(frozen, tmp_path):
         refuse = encode or (lambda frames: pytest.fail("encoded again"))
         training_set.build_cache(CPU, tmp_path, encode=refuse)
         assert training_set.caches_tokens
+
+
+def test_encoding_that_was_interrupted_starts_over(frozen, tmp_path):
+    """The file has its whole size from the first row on."""
+    left = iter(range(2))
+
+    def interrupted(frames):
+        if next(left, None) is None:
+            raise KeyboardInterrupt
+        return tokens_of(frames)
+
+    with pytest.raises(KeyboardInterrupt):
+        frozen(cache_tokens="always").build_cache(CPU, tmp_path, encode=interrupted)
+    assert list(tmp_path.iterdir()) == []
+    training_set, last = frozen(cache_tokens="always"), np.array([-1])
+    training_set.build_cache(CPU, tmp_path, encode=tokens_of)
+    assert torch.equal(
+        training_set.cache.read(last), tokens_of(training_set.data.frames_of(last + training_set.info.rows)).half()
+    )
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,8 @@ from torch import Tensor, nn
 from atlas_wm.config import BUILT_IN_TERMS, ModelConfig, ObjectiveConfig, RunConfig, TrainConfig
 from atlas_wm.data.clips import Batch
 from atlas_wm.data.dataset import EpisodeData
-from atlas_wm.data.training_set import VALIDATION_BATCHES, open_training_set
+from atlas_wm.data.stream import HELD_OUT
+from atlas_wm.data.training_set import open_training_set
 from atlas_wm.losses.objective import ClipLatents, objective
 from atlas_wm.models.layers import BatchNorm
 from atlas_wm.models.world_model import WorldModel
@@ -149,9 +150,12 @@ def training(path: str) -> dict[str, Any]:
     cpu = torch.device("cpu")
     fit(model, training_set, cpu, lambda step, row: rows.append(row))
     weights = {name: t.clone() for name, t in model.state_dict().items()}
-    few = training_set.validation.take(torch.arange(3).numpy())
-    on_few = validate(model, training_set.sample_batches(few, VALIDATION_BATCHES, cpu), config, CollapseMonitor())
-    measure_batchnorm(model, training_set.sample_batches(few, config.train.batchnorm_batches, cpu))
+    training_set.validation = training_set.validation.take(torch.arange(3).numpy())
+    before, after = (training_set.batches(7, cpu) for _ in range(2))
+    for stream in (before, after):
+        next(stream)  # of the last step
+    on_few = validate(model, before.samples(HELD_OUT), config, CollapseMonitor())
+    measure_batchnorm(model, after.samples(HELD_OUT))
     statistics = {name: t for name, t in model.state_dict().items() if "running" in name}
     for row in rows:
         del row["clips_per_second"]

@@ -139,6 +139,13 @@ def test_a_place_that_is_told_by_halves_is_refused(monkeypatch):
         process_info()
 
 
+@pytest.mark.parametrize("name", ["WORLD_SIZE", "SLURM_STEP_NUM_TASKS"])
+def test_a_variable_that_is_no_number_is_named(monkeypatch, name):
+    monkeypatch.setenv(name, "abc")
+    with pytest.raises(UserError, match=f"the environment variable {name} must be a number, not 'abc'"):
+        process_info()
+
+
 def test_other_commands_are_refused_in_several_processes(monkeypatch):
     for name in ("RANK", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT"):
         monkeypatch.setenv(name, "0")

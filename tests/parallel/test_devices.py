@@ -1,8 +1,8 @@
-"""How much memory a process may take."""
+"""How much memory and how many cores a process may take."""
 
 import torch
 
-from atlas_wm.parallel import devices
+from atlas_wm.parallel import devices, launch
 
 CPU = torch.device("cpu")
 
@@ -23,3 +23,15 @@ def test_free_memory_is_what_the_machine_or_the_container_has_left_shared_by_its
     monkeypatch.setenv("MASTER_ADDR", "localhost")
     monkeypatch.setenv("MASTER_PORT", "1")
     assert devices.free_memory(CPU) == 2_000_000
+
+
+def test_cores_are_those_that_the_process_may_use(monkeypatch):
+    monkeypatch.setattr(launch.os, "cpu_count", lambda: 16)
+    monkeypatch.setattr(launch.os, "sched_getaffinity", lambda process: {3, 5})
+    assert launch.own_cores() == 2
+    monkeypatch.setattr(launch, "process_info", lambda: launch.ProcessInfo(0, 4, 0, 4))
+    assert launch.own_cores() == 2  # SLURM gives each of its processes cores of its own
+    monkeypatch.setattr(launch.os, "sched_getaffinity", lambda process: set(range(16)))
+    assert launch.own_cores() == 4
+    monkeypatch.delattr(launch.os, "sched_getaffinity")
+    assert launch.own_cores() == 4  # macOS

@@ -14,7 +14,7 @@ from atlas_wm.errors import Interrupted, UserError
 from atlas_wm.models.world_model import WorldModel
 from atlas_wm.runs.files import write_tensors
 from atlas_wm.runs.folder import read_run
-from atlas_wm.runs.model import push_to_hub
+from atlas_wm.runs.model import absolute_source, load_model, push_to_hub
 from atlas_wm.train.start import initialise
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -44,6 +44,11 @@ def test_the_same_architecture_loads_everything(dataset_path, undisturbed, tmp_p
     assert read_run(without)[0].init is None
     name = "encoder.vit.patch_embed.proj.weight"
     assert not torch.equal(parameters(without)[name], expected[name])
+
+
+def test_the_model_of_the_package_is_known_by_its_name(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert load_model(absolute_source("demo")).run.task == "tworoom"
 
 
 def test_another_action_size_loads_all_but_the_action_layers(caplog):

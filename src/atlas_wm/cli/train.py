@@ -96,8 +96,16 @@ def recipe_defaults(arguments: Sequence[str]) -> RunConfig:
 def train_with_progress(
     config: RunConfig, task: "Task", data: str | Path, out: Path, method: str, **options: Any
 ) -> Path:
+    """Train with a bar, and say what the last validation measured."""
     from atlas_wm.cli.progress import Bar
     from atlas_wm.train.loop import Progress, train
+
+    measured: dict[str, float] = {}
+    given = options.pop("on_metrics", lambda step, row: None)
+
+    def on_metrics(step: int, row: dict[str, float]) -> None:
+        measured.update(row)
+        given(step, row)
 
     with Bar(f"train {method}", "steps") as bar:
 
@@ -113,4 +121,9 @@ def train_with_progress(
             if done == total:
                 bar.rename(f"train {method}", "steps")
 
-        return train(config, task, data, out, method=method, on_progress=show, on_encoded=show_encoded, **options)
+        options |= {"on_progress": show, "on_encoded": show_encoded, "on_metrics": on_metrics}
+        run = train(config, task, data, out, method=method, **options)
+        names = {"planning score": "val_score", "effective rank": "val_rank"}
+        if found := [f"{text} {measured[name]:.3g}" for text, name in names.items() if name in measured]:
+            bar.say(f"{', '.join(found)} (last validation)")
+        return run

@@ -108,7 +108,8 @@ def split_clips(
         held_out[order[: max(1, round(config.holdout * len(index)))]] = True
     parts = index.take(np.flatnonzero(~held_out)), index.take(np.flatnonzero(held_out))
     if not all(len(part) for part in parts):
-        raise UserError("too few episodes to hold some out: collect more, or use --train.split clips")
+        lower = "" if len(parts[0]) else f"lower --train.holdout {config.holdout:g}, "
+        raise UserError(f"too few episodes to hold some out: {lower}collect more, or use --train.split clips")
     return parts
 
 

@@ -4,12 +4,11 @@ Each episode is a function of (seed, episode number), so the dataset does not de
 """
 
 import json
-import os
 import time
 from collections import deque
 from collections.abc import Callable, Generator
 from contextlib import closing, suppress
-from itertools import count
+from itertools import count, islice
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +20,7 @@ from atlas_wm.data.moments import moments_of
 from atlas_wm.data.partial import FORMATS, Partial, partial_of
 from atlas_wm.data.remote import as_url
 from atlas_wm.errors import UserError, unknown
+from atlas_wm.parallel.launch import own_cores
 from atlas_wm.parallel.workers import (
     TIMEOUT,
     WorkerDied,
@@ -36,6 +36,7 @@ from atlas_wm.settings import to_dict
 from atlas_wm.tasks import Task, task_id
 from atlas_wm.tasks.base import import_harness
 
+JOBS_AHEAD = 4  # for each process: how many are recorded, at most, while the first one is not done
 ENOUGH_ERRORS = 20  # episodes: collection stops if the first ones all failed
 
 
@@ -57,6 +58,7 @@ class Recorder:
                 self.env = self.env or self.task.make_env()
             with time_limit(self.timeout):
                 episode = record_episode(self.task, self.env, seed, number, pixels)
+            _check_finite(self.task, episode)
             return encode_images(episode, self.encode)
         except UserError:
             raise
@@ -95,9 +97,17 @@ def record_episode(task: Task, env: Any, seed: int, number: int, pixels: bool) -
         done = terminated or truncated or getattr(policy, "finished", False)
 
 
+def _check_finite(task: Task, episode: dict[str, np.ndarray]) -> None:
+    """Raise on an episode that no dataset may contain: see EpisodeData."""
+    for name in (task.action_column, *(column for columns in task.state_columns for column in columns)):
+        values = episode.get(name)
+        if values is not None and values.dtype.kind == "f" and not np.isfinite(values).all():
+            raise ValueError(f"column {name!r} is NaN or infinite")
+
+
 def usual_workers(task: Task, pixels: bool) -> int:
     """One process per core, or fewer where those that render get in each other's way."""
-    cores = os.cpu_count() or 1
+    cores = own_cores()
     return cores if task.most_collectors is None or not pixels else min(cores, task.most_collectors)
 
 
@@ -127,8 +137,11 @@ def collect(
         raise UserError(f"--out {url} is a URL: collect to a local path, then upload the dataset and its card")
     if out.suffix not in FORMATS:
         raise unknown("dataset ending", out.suffix, FORMATS)
-    if episodes < 1:
-        raise UserError(f"--episodes must be at least 1, not {episodes}")
+    for name, value, least in (("episodes", episodes, 1), ("seed", seed, 0), ("workers", workers, 1)):
+        if value is not None and value < least:
+            raise UserError(f"--{name} must be at least {least}, not {value}")
+    if not pixels and type(task).draw is Task.draw:
+        say(f"--no-pixels: {task.name} cannot be drawn from states, so no model can be trained on this dataset")
     partial = partial_of(out)
     if not partial.card.exists():
         _check_free(out, overwrite)
@@ -152,8 +165,8 @@ def collect(
         _check_free(out, overwrite)
         partial.card.unlink(missing_ok=True)
         lengths, failed = _recover(partial, made_by, say)
-        # The first episode number that has neither been recorded nor failed.
-        first = next(n for n in count() if n - sum(f < n for f in failed) == len(lengths))
+        recorded_numbers = islice((n for n in count() if n not in failed), len(lengths))
+        first = max(recorded_numbers, default=-1) + 1  # to record
         if first > episodes:
             raise UserError(
                 f"{partial.folder} contains {first} episodes of an interrupted call, more than --episodes "
@@ -220,9 +233,11 @@ def _matches(card: dict[str, Any], made_by: dict[str, Any], episodes: int) -> bo
 def _recorded(
     pool: WorkerPool, seed: int, pixels: bool, jobs: list[list[int]]
 ) -> Generator[list[Episode | str], None, None]:
-    """The episodes of each job, in order. The episodes of a process that died are recorded again, one per job."""
+    """The episodes of each job, in order. The episodes of a process that died are recorded again at once, one per
+    job."""
     ahead: dict[int, Episode | str] = {}  # recorded out of order
-    requests = deque[tuple[Any, ...]](("record", seed, numbers, pixels) for numbers in jobs)
+    waiting = (("record", seed, numbers, pixels) for numbers in jobs)
+    requests = deque[tuple[Any, ...]](islice(waiting, JOBS_AHEAD * pool.count))
     with closing(pool.each(requests)) as finished:
         for numbers in jobs:
             while not set(numbers) <= set(ahead):
@@ -230,9 +245,10 @@ def _recorded(
                 if not isinstance(answer, WorkerDied):
                     ahead |= zip(mine, answer, strict=True)
                 elif len(mine) > 1:
-                    requests.extend(("record", seed, [number], pixels) for number in mine)
+                    requests.extendleft(("record", seed, [number], pixels) for number in reversed(mine))
                 else:
                     ahead[mine[0]] = str(answer)
+            requests.extend(islice(waiting, 1))
             yield [ahead.pop(number) for number in numbers]
 
 

@@ -20,7 +20,7 @@ from atlas_wm.errors import UserError
 from atlas_wm.images import reduce_frames
 from atlas_wm.runs.files import MOST_SETTINGS, parse_json, read_json
 from atlas_wm.runs.versions import check_modules, to_install
-from atlas_wm.tasks import Task, task_id
+from atlas_wm.tasks import TASKS, Task, task_id
 from atlas_wm.tasks.base import Coordinate, import_harness
 
 SMALL, MOST_PACKING = 2**26, 2000  # bytes; gzip packs no better than 1 to 1030
@@ -45,9 +45,8 @@ class EpisodeData:
         with _readable(f"{self.path} cannot be read as a dataset"):
             self._table = self._read(_open, self._source, frameskip)
             self.lengths = np.asarray(self._table.lengths, np.int64)  # (E,)
-            self._stored_offsets = np.asarray(
-                self._table.offsets, np.int64
-            )  # (E,) in the file, which may have gaps
+            # (E,) in the file, which may have gaps
+            self._stored_offsets = np.asarray(self._table.offsets, np.int64)
             self._check_episodes()
         self.offsets = np.cumsum(self.lengths) - self.lengths  # (E,)
         self._pixels = self._pixel_reader()
@@ -234,6 +233,10 @@ class EpisodeData:
 
     def content_hash(self) -> str:
         """sha256 of lengths, actions and states: the same for the same episodes in any file format."""
+        return self._hash
+
+    @cached_property
+    def _hash(self) -> str:
         digest = hashlib.sha256()
         for array in (self.lengths, self.actions, self.states.astype(np.float32, copy=False)):
             digest.update(np.ascontiguousarray(array).reshape(-1).data)
@@ -248,8 +251,7 @@ def episode_lengths(path: str | Path) -> np.ndarray:
 
 
 def find_dataset(path: str | Path, task: Task | None = None) -> Path | str:
-    """The path as given, or in $STABLEWM_HOME; the ending may be omitted. A URL (str) as given. task: named in the
-    error."""
+    """The path as given, or in $STABLEWM_HOME, with or without its ending; or a URL (str). task: for the error."""
     if url := as_url(path):
         check_dataset(url)
         return url
@@ -257,7 +259,7 @@ def find_dataset(path: str | Path, task: Task | None = None) -> Path | str:
     candidates = [Path(path)] + ([Path(home, path), Path(home, "datasets", path)] if home else [])
     for candidate in candidates:
         for ending in ENDINGS:
-            whole = candidate.with_name(candidate.name + ending)
+            whole = Path(f"{candidate}{ending}")
             if whole.exists():
                 return whole.resolve()
     looked = ", ".join(str(p) for p in candidates)
@@ -292,10 +294,13 @@ def read_card(data: Path | str) -> dict[str, Any]:
 
 
 def check_card(data: EpisodeData) -> None:
-    """Refuse data whose card has another hash: the data changed after it was collected."""
+    """Refuse data whose card has another hash, because it changed after it was collected, or another task."""
     card = read_card(data.path)
+    recorded, asked = card.get("task"), task_id(data.task)
+    if recorded != asked and data.task.has_env and {str(recorded), asked} <= TASKS.keys():
+        raise UserError(f"{data.path} is a dataset of {recorded}, not of {asked}: pass the --data of this task")
     # Another task may read other columns, which the card does not cover.
-    if card.get("task") == task_id(data.task) and card.get("hash") != data.content_hash():
+    if recorded == asked and card.get("hash") != data.content_hash():
         raise UserError(
             f"{data.path} does not match its card {Path(card_path(data.path)).name}: it is damaged, or was "
             f"changed after collection; collect it again, or delete the card if you made the change"

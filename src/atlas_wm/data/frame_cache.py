@@ -6,17 +6,15 @@ the background: a few kilobytes instead of 150.
 
 import logging
 from collections.abc import Callable, Iterator
-from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import Dataset
 
 from atlas_wm.data.dataset import EpisodeData
-from atlas_wm.errors import UserError
+from atlas_wm.data.loader import make_loader
 from atlas_wm.parallel.devices import free_memory
-from atlas_wm.parallel.launch import own_cores
 
 log = logging.getLogger(__name__)
 LARGEST_TILE = 16  # pixels on a side: the largest divisor of the frame's side up to it
@@ -82,7 +80,7 @@ def cache_on_device(
     on_progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> FrameCache | None:
     """Cache every frame of the dataset, unless ``always`` only the first rows that fit. Returns None, and logs why,
-    where too few do. ``workers``: processes that read [0: one for each core]."""
+    where too few do. ``workers``: processes that read."""
     rows, size = len(data.actions), data.image_size
     tile = next(t for t in range(LARGEST_TILE, 0, -1) if size % t == 0)
     sample = data.frames_of(np.sort(np.random.default_rng(0).permutation(rows)[:SAMPLE])).to(device)
@@ -97,7 +95,7 @@ def cache_on_device(
     rows, total = int(fitting * rows), rows
     counts, indices, tiles = np.zeros(rows, np.int64), [], []
     done = 0
-    for frames in _in_order(data, rows, workers or own_cores()):
+    for frames in _in_order(data, rows, workers):
         parts = tiled(frames.to(device, non_blocking=True), tile)
         differs = (parts != background).any(dim=-1)  # (n, K)
         counts[done : done + len(frames)] = differs.sum(dim=1).cpu().numpy()
@@ -106,35 +104,22 @@ def cache_on_device(
         done += len(frames)
         on_progress(done, rows)
     cache = FrameCache(background, tile, counts, torch.cat(indices), torch.cat(tiles))
-    log.info(
-        "fast path: %d of %d frames in memory, %.1f GB (%.0f kB each instead of %.0f)",
-        rows, total, cache.bytes / 1e9, cache.bytes / rows / 1e3, background.numel() / 1e3,
-    )  # fmt: skip
+    each, whole = f"{cache.bytes / rows / 1e3:.0f}", f"{background.numel() / 1e3:.0f}"
+    taken = f"{cache.bytes / 1e6:.0f} MB" if cache.bytes < 1e9 else f"{cache.bytes / 1e9:.1f} GB"
+    smaller = f" ({each} kB each instead of {whole})" if each != whole else ""
+    log.info("fast path: %d of %d frames in memory, %s%s", rows, total, taken, smaller)
     return cache
 
 
-class _Pieces(Dataset[Any]):
-    """The first frames in order, ``AT_ONCE`` per item. Returns a UserError as an item: see loader.py."""
+class _Frames(Dataset[Tensor]):
+    def __init__(self, data: EpisodeData):
+        self.data = data
 
-    def __init__(self, data: EpisodeData, rows: int):
-        self.data, self.rows = data, rows
-
-    def __len__(self) -> int:
-        return -(-self.rows // AT_ONCE)
-
-    def __getitem__(self, piece: int) -> Tensor | UserError:
-        first = piece * AT_ONCE
-        try:
-            return self.data.frames_of(np.arange(first, min(first + AT_ONCE, self.rows)))
-        except UserError as error:
-            return error
+    def __getitems__(self, rows: np.ndarray) -> Tensor:
+        return self.data.frames_of(rows)
 
 
 def _in_order(data: EpisodeData, rows: int, workers: int) -> Iterator[Tensor]:
-    pieces = _Pieces(data, rows)
+    pieces = np.split(np.arange(rows), range(AT_ONCE, rows, AT_ONCE))
     workers = min(workers, len(pieces) // 4)  # starting processes takes longer than reading a few pieces
-    loader: DataLoader[Any] = DataLoader(pieces, batch_size=None, num_workers=workers)
-    for piece in loader:
-        if isinstance(piece, UserError):
-            raise piece
-        yield piece
+    return iter(make_loader(_Frames(data), pieces, workers, pin=False, generator=torch.Generator()))

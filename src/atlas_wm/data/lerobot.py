@@ -116,11 +116,12 @@ class ParquetPixels(RowPixels):
         from pyarrow.parquet import read_metadata
 
         super().__init__(files[0], offsets, column)
-        self.files = files
-        self.ends = np.cumsum([read_metadata(file).num_rows for file in files])
+        stored = {file: read_metadata(file) for file in files}
+        self.groups = [(file, group) for file in files for group in range(stored[file].num_row_groups)]
+        self.ends = np.cumsum([stored[file].row_group(group).num_rows for file, group in self.groups])
 
     def _open(self) -> Any:
-        return self.files
+        return self.groups
 
     def _read_rows(self, rows: np.ndarray) -> Tensor:
         from torchvision.io import ImageReadMode, decode_image
@@ -129,17 +130,20 @@ class ParquetPixels(RowPixels):
         which, blobs = np.searchsorted(self.ends, distinct, side="right"), list[bytes]()
         for number in np.unique(which):
             begin = self.ends[number - 1] if number else 0
-            images = _read(self.files[number], self.column).take(distinct[which == number] - begin)
+            file, group = self.groups[number]
+            images = _read(file, self.column, group).take(distinct[which == number] - begin)
             blobs += [image["bytes"] for image in images.to_pylist()]
         encoded = [torch.frombuffer(bytearray(blob), dtype=torch.uint8) for blob in blobs]
         return torch.stack([decode_image(encoded[i], mode=ImageReadMode.RGB) for i in inverse.tolist()])
 
 
-def _read(file: Path, column: str) -> Any:
+def _read(file: Path, column: str, group: int | None = None) -> Any:
+    """A column of the file, or of one of its row groups."""
     from pyarrow.parquet import ParquetFile
 
     with ParquetFile(file) as opened:
-        return opened.read(columns=[column])[column]
+        groups = range(opened.num_row_groups) if group is None else [group]
+        return opened.read_row_groups(groups, columns=[column])[column]
 
 
 def _numbers(column: Any) -> np.ndarray:

@@ -4,10 +4,12 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 import numpy as np
+import torch
 from torch.utils.data import DataLoader, Dataset, Sampler
 
 from atlas_wm.errors import UserError
 from atlas_wm.parallel.processes import alone, shard, world_size
+from atlas_wm.parallel.workers import quiet_start
 from atlas_wm.rng import TrainRng
 
 PREFETCHED = 2  # batches that a loader process reads ahead
@@ -25,7 +27,7 @@ class EpochBatches(Sampler[list[int]]):
         if clips < batch:
             raise UserError(
                 f"{clips} training clips do not fill one batch of {batch}: "
-                f"collect more episodes, or lower --train.batch"
+                f"collect more episodes, or lower --train.batch or --train.holdout"
             )
         if batch < world_size():
             raise UserError(
@@ -73,20 +75,32 @@ class _ErrorsAsItems(Dataset[Any]):
 
 class _Loader(DataLoader[Any]):
     def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
-        for batch in super().__iter__():
+        with quiet_start():
+            batches = super().__iter__()
+        for batch in batches:
             if isinstance(batch, UserError):
                 raise batch
             yield batch
 
 
-def make_loader(dataset: Dataset[Any], requests: Iterable[Any], workers: int, pin: bool) -> "DataLoader[Any]":
-    """A loader that yields ``dataset.__getitems__(request)`` for every request, in order."""
+def make_loader(
+    dataset: Dataset[Any],
+    requests: Iterable[Any],
+    workers: int,
+    pin: bool,
+    generator: torch.Generator | None = None,
+) -> "DataLoader[Any]":
+    """A loader that yields ``dataset.__getitems__(request)`` for every request, in order.
+
+    ``generator``: it draws one number, from torch's global one if None.
+    """
     return _Loader(
         _ErrorsAsItems(dataset),
         batch_sampler=requests,
         num_workers=workers,
         collate_fn=_as_is,
         pin_memory=pin,
+        generator=generator,
         persistent_workers=workers > 0,
         prefetch_factor=PREFETCHED if workers else None,
     )

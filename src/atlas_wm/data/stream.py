@@ -108,17 +108,18 @@ class BatchStream(Iterator[Batch]):
         return batch.to(self.device) if self.part is None else batch.complete(self.part, self.device)
 
 
-def default_workers(batch_bytes: int) -> int:
-    """One per core but one, for the training process; fewer where their batches do not fit shared memory."""
-    cores = min(own_cores() - 1, MOST_WORKERS)
-    if not SHARED_MEMORY.exists():
-        return cores
+def loader_processes(wanted: int | None, batch_bytes: int, spared: int = 1) -> int:
+    """As many as wanted; None: one per core but those spared for this process. Fewer where their batches do not fit
+    shared memory: they would wait forever."""
+    count = min(own_cores() - spared, MOST_WORKERS) if wanted is None else wanted
+    if not count or not SHARED_MEMORY.exists():
+        return count
     free = shutil.disk_usage(SHARED_MEMORY).free // process_info().local_size
     fitting = free // ((PREFETCHED + 1) * batch_bytes)
-    if fitting < cores:
+    if fitting < count:
         log.warning(
-            "%d loader processes instead of %d: %s has room for %.1f GB, a batch takes %.2f; enlarge it (docker "
-            "run --shm-size), or lower --train.batch",
-            *(fitting, cores, SHARED_MEMORY, free / 1e9, batch_bytes / 1e9),
+            "%d loader processes instead of %d: %s has room for %.2f GB, a batch takes %.2f; enlarge it (docker "
+            "run --shm-size)",
+            *(fitting, count, SHARED_MEMORY, free / 1e9, batch_bytes / 1e9),
         )
-    return min(cores, fitting)
+    return min(count, fitting)

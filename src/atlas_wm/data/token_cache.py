@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from atlas_wm.data.dataset import EpisodeData
+from atlas_wm.runs.files import write_atomically
 
 ROWS_AT_ONCE = 64
 
@@ -49,10 +50,11 @@ def write_tokens(
 ) -> TokenCache:
     """encode: (n, 3, S, S) uint8 frames → (n, K, w) tokens."""
     rows = shape[0]
-    tokens = np.memmap(path, np.float16, "w+", shape=shape)
-    for first in range(0, rows, ROWS_AT_ONCE):
-        part = np.arange(first, min(first + ROWS_AT_ONCE, rows))
-        tokens[part] = encode(data.frames_of(part)).cpu().numpy()
-        on_progress(int(part[-1]) + 1, rows)
-    tokens.flush()
+    with write_atomically(path) as temporary:
+        tokens = np.memmap(temporary, np.float16, "w+", shape=shape)
+        for first in range(0, rows, ROWS_AT_ONCE):
+            part = np.arange(first, min(first + ROWS_AT_ONCE, rows))
+            tokens[part] = encode(data.frames_of(part)).cpu().numpy()
+            on_progress(int(part[-1]) + 1, rows)
+        tokens.flush()
     return TokenCache(path, shape)

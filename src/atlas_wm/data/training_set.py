@@ -2,7 +2,6 @@
 
 import logging
 from collections.abc import Callable, Iterator
-from contextlib import nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -13,7 +12,6 @@ from torch import Tensor
 
 from atlas_wm.config import DataInfo, RunConfig, RunInfo, TrainConfig
 from atlas_wm.data.clips import (
-    Batch,
     ClipDataset,
     ClipIndex,
     clip_index,
@@ -22,14 +20,14 @@ from atlas_wm.data.clips import (
     split_clips,
 )
 from atlas_wm.data.dataset import EpisodeData, check_card
-from atlas_wm.data.frame_cache import FrameCache, cache_on_device
+from atlas_wm.data.frame_cache import AT_ONCE, FrameCache, cache_on_device
 from atlas_wm.data.groups import episode_groups, with_variants
 from atlas_wm.data.loader import EpochBatches
-from atlas_wm.data.stream import BATCHNORM, HELD_OUT, STEP, BatchStream, Requests, default_workers, own_part
+from atlas_wm.data.stream import BATCHNORM, HELD_OUT, STEP, BatchStream, Requests, loader_processes
 from atlas_wm.data.token_cache import TokenCache, token_bytes, worth_caching, write_tokens
 from atlas_wm.errors import UserError
 from atlas_wm.normalizer import Normalizer
-from atlas_wm.parallel.processes import alone, from_main, is_main, wait_for_all, world_size
+from atlas_wm.parallel.processes import from_main, is_main, wait_for_all, world_size
 from atlas_wm.rng import TrainRng
 from atlas_wm.tasks import Task, get_task_of
 
@@ -84,9 +82,13 @@ class TrainingSet:
         none). ``tokens``: whether the interrupted run that is resumed caches tokens; None: the settings decide.
         ``on_read(done, total)`` counts frames.
         """
+        self._order()  # an error if the clips do not fill a batch: now, not after reading
         if encode is not None:
             self.cache = self._cache_tokens(folder / TOKENS, encode, tokens, on_read)
         elif device.type != "mps":
+            if self._frames_read >= self.info.rows:
+                # Reading them once drew this number: the weights stay the same, and are so with any cache_frames.
+                torch.empty((), dtype=torch.int64).random_()
             found = self._cache_frames(device, on_read)
             complete = found is None or found.rows == self.info.rows
             self.cache, self.part = (found, None) if complete else (None, found)
@@ -115,34 +117,22 @@ class TrainingSet:
         return step == self.steps or (logged and step % settings.validate_every < settings.log_every)
 
     def _workers(self, device: torch.device) -> int:
-        settings, encoder = self.config.train, self.config.model.encoder
+        settings = self.config.train
         if isinstance(self.cache, FrameCache):
             return 0
-        if settings.workers is not None:
-            return settings.workers
-        if device.type != "cuda":  # the cores train
+        if settings.workers is None and device.type != "cuda":  # the cores train
             return 0
-        item = 2 * np.prod(self.config.model.latent_shape) if self.cache else 3 * encoder.image_size**2
-        return default_workers(-(-settings.batch // world_size()) * self.config.model.clip_frames * int(item))
-
-    def sample_batches(self, clips: ClipIndex, count: int, device: torch.device) -> Iterator[Batch]:
-        """The first ``count`` batches of a fixed shuffle of the clips, on the device; fewer where the clips end.
-
-        Each process gets its part of a batch. Where some process would get no clip, every process gets the whole
-        batch and works on it ``alone()`` until it asks for the next one.
-        """
-        dataset = self._dataset(clips)
-        for which in self._sampled(clips, count):
-            batch = dataset.__getitems__(own_part(which)).to(device)
-            with nullcontext() if len(which) >= world_size() else alone():
-                yield batch
+        item = 2 * int(np.prod(self.config.model.latent_shape)) if self.cache else self._frame_bytes
+        clips = -(-settings.batch // world_size())
+        return loader_processes(settings.workers, clips * self.config.model.clip_frames * item)
 
     def _sampled(self, clips: ClipIndex, count: int) -> list[list[int]]:
-        """The clips of each of these batches."""
+        """The clips of the first ``count`` batches of a fixed shuffle. Fewer batches where the clips end: all count
+        alike, so an incomplete one is left out unless it is the only one."""
         size = self.config.train.batch
         order = np.random.default_rng([self.config.train.seed, TrainRng.VALIDATION_CLIPS]).permutation(len(clips))
-        parts = (order[first : first + size].tolist() for first in range(0, min(count * size, len(order)), size))
-        return [part for part in parts if len(part) > 1]
+        parts = [order[first : first + size].tolist() for first in range(0, min(count * size, len(order)), size)]
+        return [part for part in parts if len(part) > 1 and len(part) == len(parts[0])]
 
     def clips_of_step(self, step: int) -> list[dict[str, Any]]:
         """All clips of a step (from 1): where each starts, and whether its inputs are finite."""
@@ -223,6 +213,10 @@ class TrainingSet:
         return EpochBatches(len(self.training), settings.batch, self.steps, settings.seed, start)
 
     @property
+    def _frame_bytes(self) -> int:
+        return 3 * self.config.model.encoder.image_size**2
+
+    @property
     def _frames_read(self) -> int:
         """By all steps of the run, without a cache."""
         return self.steps * self.config.train.batch * self.config.model.clip_frames
@@ -232,7 +226,8 @@ class TrainingSet:
         always = settings.cache_frames == "always"
         if settings.cache_frames == "never" or (not always and self._frames_read < self.info.rows):
             return None
-        return cache_on_device(self.data, device, settings.workers or 0, always=always, on_progress=on_read)
+        workers = loader_processes(settings.workers, AT_ONCE * self._frame_bytes, spared=0)
+        return cache_on_device(self.data, device, workers, always=always, on_progress=on_read)
 
     def _cache_tokens(
         self,

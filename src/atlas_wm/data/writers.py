@@ -78,7 +78,9 @@ def _lance_batches(episodes: list[Episode], first: int) -> Iterator[Any]:
             "step_idx": pa.array(np.arange(steps, dtype=np.int32)),
         }
         for name, values in episode.items():
-            columns[name.replace(".", "_")] = lance_column(name, values)  # Lance does not allow dots
+            if "." in name:
+                raise UserError(f"a .lance dataset has no dots in names, as in column {name!r}: use --out NAME.h5")
+            columns[name] = lance_column(name, values)
         yield pa.record_batch(columns)
 
 

@@ -32,7 +32,7 @@ class ProcessInfo(NamedTuple):
 def process_info() -> ProcessInfo:
     """From the variables of torchrun or, for the processes of one ``srun``, of SLURM."""
     env = os.environ
-    if int(env.get("WORLD_SIZE", "1")) > 1:
+    if _number("WORLD_SIZE", "1") > 1:
         names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
         missing = [name for name in (*names, "MASTER_ADDR", "MASTER_PORT") if name not in env]
         if missing:
@@ -40,18 +40,28 @@ def process_info() -> ProcessInfo:
                 f"WORLD_SIZE is {env['WORLD_SIZE']} but {', '.join(missing)} are not set: "
                 f"start with torchrun (docs/guides/several-gpus.md), or unset WORLD_SIZE to run in one process"
             )
-        return ProcessInfo(*(int(env[name]) for name in names))
+        return ProcessInfo(*map(_number, names))
     # Variables of the step, not of the job: a job's script runs once, however many tasks it starts.
-    if int(env.get("SLURM_STEP_NUM_TASKS", "1")) > 1:
+    if _number("SLURM_STEP_NUM_TASKS", "1") > 1:
         here = re.match(r"\d+", env.get("SLURM_STEP_TASKS_PER_NODE", "1"))  # such as 4(x2)
-        rank, size, local = (int(env[name]) for name in ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID"))
+        rank, size, local = map(_number, ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID"))
         return ProcessInfo(rank, size, local, int(here[0]) if here else 1)
     return ProcessInfo()
 
 
+def _number(name: str, default: str = "") -> int:
+    """The value of an environment variable."""
+    value = os.environ.get(name, default)
+    if not value.isdecimal():
+        raise UserError(f"the environment variable {name} must be a number, not {value!r}: correct it, or unset it")
+    return int(value)
+
+
 def own_cores() -> int:
-    """This process's share of its machine's cores."""
-    return max(1, (os.cpu_count() or 1) // process_info().local_size)
+    """This process's share of its machine's cores, and at most those that it may use."""
+    share = (os.cpu_count() or 1) // process_info().local_size
+    usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else share
+    return max(1, min(share, usable))
 
 
 @contextmanager

@@ -18,6 +18,18 @@ TIMEOUT = 300.0  # default for the seconds an environment may take
 Request = tuple[Any, ...]  # method name and arguments
 
 
+@contextmanager
+def quiet_start() -> Iterator[None]:
+    """A process that is started within imports stable-worldmodel without its warning about Atari."""
+    before = os.environ.get("PYTHONWARNINGS")
+    os.environ["PYTHONWARNINGS"] = ",".join(filter(None, (before, "ignore:ale-py not found")))
+    try:
+        yield
+    finally:
+        os.environ.pop("PYTHONWARNINGS")
+        os.environ |= {} if before is None else {"PYTHONWARNINGS": before}
+
+
 class WorkerDied(Exception):
     """A worker process ended without an answer. The message says how."""
 
@@ -32,7 +44,8 @@ class WorkerProcess:
         context = get_context("spawn")
         self.connection, theirs = context.Pipe()
         self.process = context.Process(target=_serve, args=(theirs, make, arguments), daemon=True)
-        self.process.start()
+        with quiet_start():
+            self.process.start()
         theirs.close()  # so the connection closes when the process exits
 
     def ask(self, what: str, *arguments: Any) -> None:

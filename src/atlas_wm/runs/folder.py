@@ -101,7 +101,16 @@ def training_folder(folder: Path, overwrite: bool = False) -> Iterator[Path]:
 def _staging(folder: Path, overwrite: bool) -> Path:
     if folder.exists() and not overwrite:
         raise UserError(f"{folder} exists already: choose another --out, or pass --overwrite to replace it")
+    if folder.exists() and not _replaceable(folder):
+        raise UserError(f"{folder} is not a run folder, so --overwrite leaves it alone: choose another --out")
     return staging_folder(folder)
+
+
+def _replaceable(folder: Path) -> bool:
+    """Whether it is a run or empty, and can be renamed."""
+    if not folder.is_dir() or folder.name in ("", ".."):
+        return False
+    return (folder / CONFIG).is_file() or not any(folder.iterdir())
 
 
 def staging_folder(folder: Path) -> Path:

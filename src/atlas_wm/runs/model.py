@@ -1,8 +1,10 @@
 """Trained models on disk and on the Hugging Face hub: load, save, publish."""
 
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
 import numpy as np
 import torch
@@ -76,7 +78,7 @@ def is_hub_id(source: str | Path) -> bool:
 
 def absolute_source(source: str | Path) -> str:
     """A run folder with its whole path, so that it means the same from any folder; a hub id as it is."""
-    return str(source) if is_hub_id(source) else str(Path(source).resolve())
+    return str(source) if is_hub_id(source) else str((shipped(source) or Path(source)).resolve())
 
 
 def save_model(model: WorldModel, folder: str | Path) -> None:
@@ -93,22 +95,17 @@ def save_model(model: WorldModel, folder: str | Path) -> None:
     state = {name: t.detach().cpu().contiguous() for name, t in model.state_dict().items()}
     write_tensors(folder / WEIGHTS, {n: t for n, t in state.items() if not n.startswith(TRAINING_ONLY)})
     terms = {n.removeprefix("terms.").replace("/", "."): t for n, t in state.items() if n.startswith("terms.")}
-    if terms:
-        write_tensors(folder / TERMS, terms)
-    else:
-        (folder / TERMS).unlink(missing_ok=True)  # of another model that was saved here
-    if model.bank is None:
-        (folder / BANK).unlink(missing_ok=True)
-    else:
-        save_bank(model.bank, folder)
-    if model.demonstrations is None:
-        (folder / DEMONSTRATIONS).unlink(missing_ok=True)
-    else:
-        save_demonstrations(model.demonstrations, folder)
-    if model.temporal_head is None:
-        (folder / TEMPORAL_HEAD).unlink(missing_ok=True)
-    else:
-        save_temporal_head(model.temporal_head, folder)
+    parts: list[tuple[str, Any, Callable[[Any, Path], None]]] = [
+        (TERMS, terms or None, lambda terms, folder: write_tensors(folder / TERMS, terms)),
+        (BANK, model.bank, save_bank),
+        (DEMONSTRATIONS, model.demonstrations, save_demonstrations),
+        (TEMPORAL_HEAD, model.temporal_head, save_temporal_head),
+    ]
+    for name, part, save in parts:
+        if part is None:
+            (folder / name).unlink(missing_ok=True)  # of another model that was saved here
+        else:
+            save(part, folder)
     if model.states is not None:
         with write_atomically(folder / STATES) as temporary:
             temporary.write_bytes(model.states)

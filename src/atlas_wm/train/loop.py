@@ -29,7 +29,15 @@ from atlas_wm.train.metrics import MetricsLog, NoMetrics, OnMetrics
 from atlas_wm.train.monitors import HEALTH, CollapseMonitor, LossBuffer, StopSignals, name_dead_loaders
 from atlas_wm.train.schedule import warmup_cosine
 from atlas_wm.train.score import PlanningScore, SaturationMonitor
-from atlas_wm.train.start import check_disk, make_model, run_info, shared_folder, start_or_resume, token_encoder
+from atlas_wm.train.start import (
+    check_disk,
+    check_memory,
+    make_model,
+    run_info,
+    shared_folder,
+    start_or_resume,
+    token_encoder,
+)
 from atlas_wm.train.step import is_mixed, make_step
 from atlas_wm.train.validation import StateProbe, measure_batchnorm, validate
 
@@ -73,18 +81,19 @@ def train(
     row of metrics.csv; if it raises, training logs a warning and goes on. Of several processes (torchrun, srun) the
     main one writes, and calls ``on_metrics``.
     """
-    out = Path(out)
+    out, where = Path(out), pick_device(device)
     with shared_folder(out, overwrite) as folder:
         training_set = open_training_set(data_path, task, config)
+        check_memory(config, where)
         check_rendering(training_set.data)
         each = [StateProbe(training_set) if config.train.probe else None, PlanningScore.of(training_set)]
         probes = [probe for probe in each if probe is not None]
-        where = pick_device(device)
         info = run_info(config, task, training_set, where, method, recipe, init)
         saved = start_or_resume(folder, info, training_set, overwrite)
         model = make_model(info, training_set, resumed=saved is not None)
         encode, tokens = token_encoder(model, config, where), saved.notes["tokens"] if saved else None
-        training_set.build_cache(where, folder, encode=encode, tokens=tokens, on_read=on_encoded)
+        with name_dead_loaders():
+            training_set.build_cache(where, folder, encode=encode, tokens=tokens, on_read=on_encoded)
         if saved is None:
             check_disk(folder, model, training_set)
         first = saved.step if saved else 0

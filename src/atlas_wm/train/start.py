@@ -14,7 +14,8 @@ from atlas_wm.data.states import save_states
 from atlas_wm.data.training_set import TrainingSet
 from atlas_wm.errors import UserError
 from atlas_wm.models.world_model import WorldModel
-from atlas_wm.parallel.processes import from_main, is_main
+from atlas_wm.parallel.devices import free_memory
+from atlas_wm.parallel.processes import from_main, is_main, world_size
 from atlas_wm.runs.files import saving
 from atlas_wm.runs.folder import NOT_FINITE, training_folder, write_info
 from atlas_wm.runs.model import absolute_source, load_model
@@ -24,6 +25,33 @@ from atlas_wm.train.checkpointer import Saved, bytes_needed, check_room, previou
 from atlas_wm.train.step import is_mixed
 
 log = logging.getLogger(__name__)
+
+
+def check_memory(config: RunConfig, device: torch.device) -> None:
+    """Refuse to train on a CPU if a step needs more memory than is free: the system would kill the process."""
+    if device.type != "cpu":
+        return
+    needed, free = step_bytes(config, device), free_memory(device)
+    if needed > free:
+        raise UserError(
+            f"a training step of {config.train.batch} clips needs about {needed / 1e9:.1f} GB of memory, of which "
+            f"{free / 1e9:.1f} are free: use --recipe demo, a smaller --train.batch, or a GPU"
+        )
+
+
+def step_bytes(config: RunConfig, device: torch.device) -> int:
+    """What the encoder stores for the backward pass, most of the memory of a step, in each process. 0 for encoders
+    that are frozen or your own.
+
+    Each block stores 9 numbers per token and unit of width, and the input and output of the GELU. Whole steps of
+    the recipes took 1.0 to 1.5 times as much.
+    """
+    encoder, clips = config.model.encoder, -(-config.train.batch // world_size())
+    if encoder.kind != "vit":
+        return 0
+    tokens = clips * config.model.clip_frames * (encoder.patches + 1)
+    numbers = tokens * encoder.depth * encoder.width * (9 + 2 * encoder.mlp_ratio)
+    return int(numbers) * (2 if is_mixed(config.train, device) else 4)
 
 
 @contextmanager
