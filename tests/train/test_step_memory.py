@@ -1,4 +1,4 @@
-"""Training that cannot fit the memory of a machine without a GPU is refused before anything is read."""
+"""Training that cannot fit the memory of a machine without a GPU is refused before frames are read."""
 
 from dataclasses import replace
 
@@ -26,17 +26,16 @@ def of_recipe(recipe: str, batch: int | None = None) -> RunConfig:
     return replace(config, train=replace(config.train, batch=batch or config.train.batch))
 
 
-def test_a_step_that_does_not_fit_is_refused_with_the_remedies(tmp_path, monkeypatch):
+def test_a_step_that_does_not_fit_is_refused_with_the_remedies(tmp_path, monkeypatch, dataset_path):
     monkeypatch.setattr(start, "free_memory", lambda device: 14 * GB)
     refused = (
         r"128 clips needs about 20\.6 GB of memory, of which 14\.0 are free: use --recipe demo, a smaller --tr"
     )
-    with pytest.raises(UserError, match=refused):  # the data, which do not exist, were not looked for
-        train(
-            of_recipe("paper"), get_task("tworoom"), tmp_path / "x.h5", tmp_path / "run",
-            method="atlas", recipe="paper", device="cpu",
-        )  # fmt: skip
-    assert not list(tmp_path.iterdir())
+    config = of_recipe("paper")
+    task, out = get_task("tworoom"), tmp_path / "run"
+    with pytest.raises(UserError, match=refused):
+        train(config, task, dataset_path, out, method="atlas", recipe="paper", device="cpu")
+    assert not out.exists()
     check_memory(of_recipe("paper"), torch.device("cuda"))
 
 
