@@ -39,6 +39,16 @@ def test_a_step_that_does_not_fit_is_refused_with_the_remedies(tmp_path, monkeyp
     check_memory(of_recipe("paper"), torch.device("cuda"))
 
 
+def test_a_step_that_may_not_fit_is_warned_of(monkeypatch, caplog):
+    monkeypatch.setattr(start, "free_memory", lambda device: 25 * GB)
+    check_memory(of_recipe("paper"), CPU)
+    assert "about 20.6 GB of memory, of which 25.0 are free" in caplog.text
+    caplog.clear()
+    monkeypatch.setattr(start, "free_memory", lambda device: 40 * GB)
+    check_memory(of_recipe("paper"), CPU)
+    assert not caplog.text
+
+
 def test_runs_that_fit_are_not_refused(monkeypatch):
     monkeypatch.setattr(start, "free_memory", lambda device: 2 * GB)
     for config in (of_recipe("demo"), of_recipe("paper", batch=4), short_config()):

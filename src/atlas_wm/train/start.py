@@ -28,15 +28,19 @@ log = logging.getLogger(__name__)
 
 
 def check_memory(config: RunConfig, device: torch.device) -> None:
-    """Refuse to train on a CPU if a step needs more memory than is free: the system would kill the process."""
+    """Refuse to train on a CPU if a step needs more memory than is free, and warn if it may: the system would kill the
+    process."""
     if device.type != "cpu":
         return
     needed, free = step_bytes(config, device), free_memory(device)
+    text = (
+        f"a training step of {config.train.batch} clips needs about {needed / 1e9:.1f} GB of memory, of which "
+        f"{free / 1e9:.1f} are free: use --recipe demo, a smaller --train.batch, or a GPU"
+    )
     if needed > free:
-        raise UserError(
-            f"a training step of {config.train.batch} clips needs about {needed / 1e9:.1f} GB of memory, of which "
-            f"{free / 1e9:.1f} are free: use --recipe demo, a smaller --train.batch, or a GPU"
-        )
+        raise UserError(text)
+    if 1.5 * needed > free:  # see step_bytes
+        log.warning("%s", text)
 
 
 def step_bytes(config: RunConfig, device: torch.device) -> int:
