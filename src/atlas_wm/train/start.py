@@ -28,8 +28,8 @@ log = logging.getLogger(__name__)
 
 
 def check_memory(config: RunConfig, device: torch.device) -> None:
-    """Refuse to train on a CPU if a step needs more memory than is free, and warn if it may: the system would kill the
-    process."""
+    """On a CPU the system kills what needs more memory than is free: refuse to train then, or warn where a step
+    may need more."""
     if device.type != "cpu":
         return
     needed, free = step_bytes(config, device), free_memory(device)
