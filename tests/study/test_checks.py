@@ -1,10 +1,13 @@
 """What is wrong with a study is said before its first unit runs, not when the last one does."""
 
+from pathlib import Path
+
 import pytest
+from pretend import run
 
 from atlas_wm.cli.study import study
 from atlas_wm.errors import UserError
-from atlas_wm.study.study import Dataset, Evaluation, Study
+from atlas_wm.study.study import Dataset, Evaluation, Study, read_study
 from atlas_wm.study.units import units_of
 
 WRONG = {
@@ -60,3 +63,11 @@ def test_a_weight_in_the_settings_is_what_the_tries_scale(tmp_path):
         )
         command = units_of(described, tmp_path)["try tworoom-pldm-demo-0.1"].command
         assert command[command.index("--objective.std-t") + 1] == "0.5"
+
+
+def test_a_dataset_that_nothing_will_read_may_be_gone(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    text = "recipes = ['demo']\nmethods = ['atlas']\ndiagnostics = []\ndatasets.tworoom.path = 'gone.h5'\n"
+    (tmp_path / "mine.toml").write_text(text)
+    run(read_study("mine.toml"), Path("runs/mine"))
+    study("mine.toml", dry_run=True)

@@ -90,6 +90,15 @@ def test_a_run_that_has_to_be_trained_again_is_in_no_table(tmp_path):
     assert rows(longer, tmp_path) == [("lewm", 50, 4)]
 
 
+def test_varied_environments_are_in_no_table(tmp_path):
+    class Varied(Measuring):
+        def measured(self, unit):
+            return replace(super().measured(unit), variation={"door.position": (150.0,)})
+
+    run(STUDY, tmp_path, Varied())
+    assert rows(STUDY, tmp_path) == []
+
+
 def test_a_study_may_be_moved_or_called_by_another_path(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     first, _ = run(STUDY, tmp_path / "a", Measuring())

@@ -111,7 +111,8 @@ def check_study(study: "Study", progress: "Mapping[str, Progress]") -> None:
     from atlas_wm.recipes import recipe_config
     from atlas_wm.study.tuning import UNKNOWN
 
-    if paths := [path for task in study.tasks for path in study.dataset(task).paths]:
+    read = {part for p in progress.values() if p.state != "done" for part in p.unit.command}
+    if paths := [path for task in study.tasks for path in study.dataset(task).paths if path in read]:
         from atlas_wm.data.dataset import find_dataset
 
         for path in paths:
@@ -268,8 +269,8 @@ def summarise(
 
     rows = study_rows(study, progress)
     for task, recipe in product(study.tasks, study.recipes):
-        of_both = (one for one in evaluated(progress) if (one.run.task, one.run.recipe) == (task, recipe))
-        if results := [one.result for one in of_both if not one.result.variation]:
+        mine = [one for one in evaluated(progress) if (one.run.task, one.run.recipe) == (task, recipe)]
+        if results := [one.result for one in mine]:
             console.print(f"\n[bold]{task}, recipe {recipe}[/]")
             print_results(results)
     for one in read_tries(study, progress):

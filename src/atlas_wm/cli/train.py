@@ -35,8 +35,8 @@ def make_train(default: RunConfig) -> Callable[..., None]:
     ) -> None:
         """Train a world model and write a run folder.
 
-        A recipe sets every flag below, and a flag overrides the recipe. The defaults shown are those of the paper
-        recipe; `atlas train TASK --recipe NAME --help` shows those of another.
+        A recipe sets every flag below, and a flag overrides the recipe. The defaults shown are those of the
+        recipe that --recipe names: `atlas train TASK --recipe demo --help` shows the demo's.
 
         If training is interrupted, run the same command again: it resumes from the last checkpoint
         (docs/guides/interruptions.md). Losses go to RUN/metrics.csv and TensorBoard.

@@ -21,14 +21,14 @@ class Evaluated(NamedTuple):
 
 
 def evaluated(progress: Mapping[str, Progress]) -> list[Evaluated]:
-    """What the evaluations of a study that are done have measured. Where the recipe's own weight was chosen, the
-    results of a tuned run are those of the other."""
+    """What the evaluations of a study that are done have measured, without varied environments. Where the recipe's
+    own weight was chosen, the results of a tuned run are those of the other."""
     found = []
     for p in progress.values():
         if p.unit.kind == "eval" and p.state == "done" and p.unit.run is not None:
             unit = p.unit if p.unit.command else progress[p.unit.needs[0]].unit
             found += [Evaluated(p.unit.run, *one) for one in results_of(unit.makes, unit.command).items()]
-    return found
+    return [one for one in found if not one.result.variation]
 
 
 def study_rows(study: Study, progress: Mapping[str, Progress]) -> list[dict[str, Any]]:

@@ -152,9 +152,8 @@ def run_units(
                 time.sleep(POLL_SECONDS)
     except BaseException:  # Ctrl-C too: what is interrupted resumes at the next call
         running = [p for p in all_progress.values() if p.job is not None and p.state == "running"]
-        with ThreadPoolExecutor(
-            max(1, len(running))
-        ) as pool:  # all at once: a second Ctrl-C must leave none behind
+        # All at once: a second Ctrl-C must leave none behind.
+        with ThreadPoolExecutor(max(1, len(running))) as pool:
             list(pool.map(lambda p: p.job.stop(), running))
         for p in running:
             records.write(p.unit, "running", p.seconds + time.monotonic() - p.started, p.attempts)
