@@ -93,8 +93,13 @@ def test_the_steps_that_are_told_are_those_of_the_frames(steps, success, taken):
     assert strip["shown_steps"] == taken
 
 
-def write_evaluation(run, outcomes: dict[int, bool], *, data="d", novelty=lambda row: 0.0, **changes) -> None:
-    episodes = [made_up_episode(row, success, novelty=novelty(row)) for row, success in outcomes.items()]
+def write_evaluation(
+    run, outcomes: dict[int, bool], *, data="d", novelty=lambda row: 0.0, episode=lambda row: row, **changes
+) -> None:
+    episodes = [
+        made_up_episode(row, success, novelty=novelty(row), episode=episode(row))
+        for row, success in outcomes.items()
+    ]
     result = evaluation(policy({7: episodes, 8: episodes}), data=data, plan=PlanConfig(candidates=77))
     protocol = {name: changes.pop(name) for name in ("part", "budget", "leave_out_solved") if name in changes}
     if "offset" in changes:
@@ -115,6 +120,12 @@ def test_rows_on_which_runs_differ_come_first_then_failures_then_the_others(tmp_
     assert choose_rows(runs, 50, "d", count=6) == [14, 11, 13, 15, 12, 10]
     assert choose_rows(runs, 50, "d", count=2) == [14, 11]
     assert choose_rows([one], 50, "d", count=9) == [13, 11, 16, 15, 14, 12, 10]
+
+
+def test_a_second_row_of_a_demonstration_comes_after_all_other_demonstrations(tmp_path):
+    outcomes = {10: False, 11: False, 12: True, 30: True, 31: False}
+    write_evaluation(tmp_path, outcomes, novelty=lambda row: row / 3, episode=lambda row: row // 10)
+    assert choose_rows([tmp_path], 50, "d", count=5) == [31, 11, 10, 30, 12]
 
 
 def test_runs_without_a_common_start_cannot_be_set_side_by_side(tmp_path):

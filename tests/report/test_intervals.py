@@ -1,9 +1,12 @@
 """Differences of two policies: closed forms, pairing, intervals that know that rows of a demonstration agree."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
 from atlas_wm.report.intervals import paired
+from atlas_wm.report.table import interval_line
 from made_up_results import episode, evaluation, policy
 
 
@@ -56,3 +59,10 @@ def test_only_common_episodes_of_runs_with_the_same_key_count():
 
 def test_a_failure_counts_as_the_whole_budget():
     assert result([1, 1, 0, 0]).model.steps == (2 * 10 + 2 * 75) / 4
+
+
+def test_a_small_sample_is_printed_with_its_interval():
+    result = evaluation(policy({42: [episode(row, row >= 2) for row in range(10)]}))
+    assert interval_line(result) == "ATLAS: 95 % interval 49.0 to 94.3 %"
+    nothing = evaluation(policy({42: [episode(0, True, solved_at_start=True)]}))
+    assert interval_line(replace(nothing, protocol=replace(nothing.protocol, leave_out_solved=True))) == ""

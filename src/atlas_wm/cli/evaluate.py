@@ -94,7 +94,7 @@ def evaluate(
 
     run = working_copy(run)
     info, _ = read_run(run)
-    from atlas_wm.report.table import beside_plain, ceiling_line, print_results, risk_line
+    from atlas_wm.report.table import beside_plain, ceiling_line, interval_line, print_results, risk_line
     from atlas_wm.runs.results import Protocol, read_results
     from atlas_wm.tasks import get_task_of
     from atlas_wm.tasks.variation import NO_VARIATION, list_variations, parse_variation
@@ -127,8 +127,9 @@ def evaluate(
         command=sys.argv[1:],
     )
     print_results(reports)
-    for line in filter(None, (ceiling_line(reports[0]), risk_line(reports[0]))):
-        print(line)
+    for line in (interval_line(reports[0]), ceiling_line(reports[0]), risk_line(reports[0])):
+        if line:
+            print(line)
     if reports[0].variation:
         print(beside_plain(reports[0], list(read_results(run).values())))
     planned = reports[0].model

@@ -23,7 +23,8 @@ SHOWN = 7  # frames of a strip, not counting the goal
 def choose_rows(runs: Sequence[Path], offset: int, data: str, count: int = 4) -> list[int]:
     """Start rows that all evaluations of these runs on this dataset (its hash) share.
 
-    Episodes on which the runs differ come first, then failures, then the rest; each by falling novelty.
+    Episodes on which the runs differ come first, then failures, then the rest; each by falling novelty. A second
+    row of one demonstration is taken only when no other demonstration is left: it shows nearly the same episode.
     """
     found = find_each_evaluated(runs, offset, data)
     by_run = [{e.row: e for e in evaluation.episodes} for evaluation in found if evaluation is not None]
@@ -35,7 +36,9 @@ def choose_rows(runs: Sequence[Path], offset: int, data: str, count: int = 4) ->
         outcomes = [episodes[row].success for episodes in by_run]
         return (0 if len(set(outcomes)) > 1 else 2 if all(outcomes) else 1), -by_run[0][row].novelty, row
 
-    return sorted(common, key=rank)[:count]
+    ranked = sorted(common, key=rank)
+    first = {by_run[0][row].episode: row for row in reversed(ranked)}  # the best row of each demonstration
+    return sorted(ranked, key=lambda row: first[by_run[0][row].episode] != row)[:count]
 
 
 def cases(run: FrozenRun, evaluation: Evaluated, rows: Sequence[int], offset: int) -> dict[str, Any]:

@@ -9,6 +9,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from atlas_wm.report.intervals import success_interval
 from atlas_wm.report.naming import ORACLE, RANDOM, REPLAY, method_name
 from atlas_wm.runs.results import EvaluationResult, Half, PolicyResult
 
@@ -54,6 +55,12 @@ def share_of_oracle(report: EvaluationResult, oracle: PolicyResult | None) -> fl
     if report.oracle is not None or oracle is None:
         return report.share_of_oracle
     return report.model.share_of(oracle, report.protocol.leave_out_solved)
+
+
+def interval_line(report: EvaluationResult) -> str:
+    """How sure the model's success rate is; empty if no episode counts."""
+    success, low, high = success_interval(report)
+    return "" if success is None else f"{method_name(report.method)}: 95 % interval {low:.1f} to {high:.1f} %"
 
 
 def ceiling_line(report: EvaluationResult) -> str:
