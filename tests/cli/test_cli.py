@@ -67,6 +67,15 @@ def test_flags_change_the_recipe_they_stand_beside():
     assert recipe_defaults(["train", "tworoom", "--recipe=demo"]) == demo("atlas")
 
 
+def test_the_papers_recipe_points_to_the_one_that_plans_better(tmp_path, monkeypatch, caplog):
+    monkeypatch.chdir(tmp_path)
+    for method, recipe, told in (("atlas", "paper", 1), ("atlas", "tuned", 0), ("lewm", "paper", 0)):
+        caplog.clear()
+        with caplog.at_level("INFO", "atlas_wm"):
+            failure("train", "tworoom", "--method", method, "--recipe", recipe, "--data", "nowhere.h5")
+        assert caplog.text.count("on tworoom, --recipe tuned plans better") == told
+
+
 @pytest.mark.parametrize(("text", "seeds"), [("42-44", (42, 43, 44)), ("7", (7,)), ("1,5", (1, 5))])
 def test_seeds_as_range_and_list(text, seeds):
     assert parse_seeds(text) == seeds
@@ -135,4 +144,5 @@ def test_train_then_eval_from_the_command_line(dataset_path, tmp_path, capsys):
     )
     shown = capsys.readouterr().out
     assert all(name in shown for name in ("LeWM + OOD-recovery", "Random actions", "Replayed actions"))
+    assert "LeWM + OOD-recovery: 95 % interval" in shown
     assert len(list((out / "evaluation").glob("heldout_offset10_budget35-*.json"))) == 1

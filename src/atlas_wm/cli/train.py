@@ -1,6 +1,7 @@
 """``atlas train``"""
 
 import argparse
+import logging
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from pathlib import Path
@@ -10,7 +11,7 @@ from tyro.conf import arg
 
 from atlas_wm.cli.arguments import Device, TaskName, by_default
 from atlas_wm.config import RunConfig
-from atlas_wm.recipes import recipe_config
+from atlas_wm.recipes import TUNED, recipe_config
 
 if TYPE_CHECKING:
     from atlas_wm.tasks import Task
@@ -73,6 +74,11 @@ def make_train(default: RunConfig) -> Callable[..., None]:
         known_task = get_task(task)
         out = out or Path(f"runs/{known_task.name}-{method.rpartition(':')[-1]}-{recipe}")
         data = data or f"data/{known_task.name}.lance"
+        if recipe == "paper" and (known_task.name, method) in TUNED:
+            logging.getLogger(__name__).info(
+                "recipe paper is the paper's own run: on %s, --recipe tuned plans better (docs/results.md)",
+                known_task.name,
+            )
         options: dict[str, Any] = {"recipe": recipe, "device": device, "overwrite": overwrite, "plain": plain}
         options["init"] = init
         facts = {"task": task, "method": method, "recipe": recipe}
