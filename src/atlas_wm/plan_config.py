@@ -24,8 +24,9 @@ class PlanConfig:
     cost: str = "terminal"
     """terminal: distance from the goal at the end of the plan; every search starts at zero (the paper). nearest:
     smallest distance over the steps of the plan; a search starts with the unused rest of the last plan. temporal:
-    as nearest, but the distance is the number of model steps that a head of the run expects (`atlas head RUN`), and
-    jumps of the predicted latents cost extra. Or your own Cost as module:Class (docs/guides/own-model.md)."""
+    as nearest, but the distance counts model steps, the mean of what a head of the run (`atlas head RUN`) and the
+    latent distance say, and jumps of the predicted latents cost extra. Or your own Cost as module:Class
+    (docs/guides/own-model.md)."""
     start: Literal["zero", "retrieval"] = "zero"
     """Where a search starts. zero: at zero, the mean of the training actions (the paper), or with the rest of the
     last plan where the cost asks for it. retrieval: at the cheapest of that and of training demonstrations that

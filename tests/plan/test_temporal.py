@@ -26,7 +26,7 @@ def with_head(model):
     with torch.no_grad():
         z = model.encode(images(30, 9, model.config.encoder.image_size))
     points = z if z.ndim == 2 else z.mean(dim=1)
-    model.temporal_head = TemporalHead.initial(points, make_rng(4))
+    model.temporal_head = TemporalHead.initial(points, make_rng(4), step=0.7)
     return model
 
 
@@ -44,12 +44,16 @@ def by_hand(model, start, latents, z_goal):
     """(B, …), (B, S, H, …) and (B, …) → (B, S), candidate by candidate"""
     start, latents, z_goal = (z.mean(dim=-2) if z_goal.ndim == 3 else z for z in (start, latents, z_goal))
     costs, d = torch.empty(latents.shape[:2]), model.temporal_head
+
+    def left(z, goal):
+        return float(d(z, goal) + (z - goal).norm() / 0.7) / 2
+
     for b, of_episode in enumerate(latents):
         for s, path in enumerate(of_episode):
             before, jumped, least = start[b], 0.0, torch.inf
             for z in path:
-                jumped += 3 * max(0.0, float(d(before, z)) - 2)
-                before, least = z, min(least, float(d(z, z_goal[b])) + jumped)
+                jumped += 1.5 * max(0.0, float(d(before, z)) - 2)
+                before, least = z, min(least, left(z, z_goal[b]) + jumped)
             costs[b, s] = least
     return costs
 
@@ -67,7 +71,8 @@ def test_the_nearest_step_in_time_counts_and_jumps_cost(model):
         model.temporal_head = replace(model.temporal_head, scale=model.temporal_head.scale + 50)  # all is far away
         there = make_cost(PLAN, model)
         jumped = there(Imagined(model, z, z_goal, candidates[:, :1], at_goal))[:, 0]
-        torch.testing.assert_close(jumped, 3 * (there.distance(model, z, z_goal) - 2))
+        start, goal = (x.mean(dim=1) if x.ndim == 3 else x for x in (z, z_goal))
+        torch.testing.assert_close(jumped, 1.5 * (model.temporal_head(start, goal) - 2))
 
 
 def test_a_plan_reports_model_steps(model):

@@ -29,14 +29,14 @@ from atlas_wm.train.temporal_head import Paths, fit_temporal_head
 def test_any_head_is_a_quasimetric(seed, width, spread):
     rng = make_rng(seed)
     points = torch.randn(12, width, generator=rng)
-    head = TemporalHead.initial(points, rng)
+    head = TemporalHead.initial(points, rng, step=spread)
     for weights in head.fitted:
         weights.add_(torch.randn(weights.shape, generator=rng), alpha=spread * weights.shape[-1] ** -0.5)
-    d = head(points[:, None], points[None])
-    assert torch.equal(d.diagonal(), torch.zeros(12)) and (d >= 0).all() and d.isfinite().all()
-    detours = (d[:, :, None] + d[None]).amin(dim=1)  # (x, y): over all w
-    assert (d <= detours * (1 + 1e-5) + 1e-5).all()
-    assert not torch.allclose(d, d.T)
+    for d in (head(points[:, None], points[None]), head.distance(points[:, None], points[None])):
+        assert torch.equal(d.diagonal(), torch.zeros(12)) and (d >= 0).all() and d.isfinite().all()
+        detours = (d[:, :, None] + d[None]).amin(dim=1)  # (x, y): over all w
+        assert (d <= detours * (1 + 1e-5) + 1e-5).all()
+        assert not torch.allclose(d, d.T)
 
 
 def test_its_width_follows_the_latents():
@@ -83,6 +83,15 @@ def test_it_learns_that_a_ring_has_a_direction(monkeypatch):
     error = (found - (places - places[:, None]) % 6).abs()
     assert error.mean() < 0.4
     assert found[0, 5] > 3 * found[5, 0]
+
+
+def test_the_straight_way_counts_mean_steps_within_episodes():
+    points, left = torch.tensor([[0.0], [3.0], [2.0], [50.0], [55.0]]), torch.tensor([2, 1, 0, 1, 0])
+    head = fit_temporal_head(Paths(points, left, torch.zeros(5, 2, 1)), steps=1)
+    assert head.step == pytest.approx((3 + 1 + 5) / 3)
+    one, other = torch.tensor([[10.0]]), torch.tensor([[16.0]])
+    expected = (head(one, other) + 6 / head.step) / 2
+    torch.testing.assert_close(head.distance(one, other), expected)
 
 
 def test_the_seed_alone_decides():
@@ -199,6 +208,7 @@ def test_a_head_of_other_data_or_of_other_weights_is_refused(run_folder, tmp_pat
     [
         (lambda t: t | {"mean": t["mean"][:3].contiguous()}, "does not fit the model"),
         (lambda t: {"mean": t["mean"]}, "does not fit the model"),
+        (lambda t: {name: tensor for name, tensor in t.items() if name != "step"}, "older version"),
         (lambda t: t | {"scale": t["scale"] * torch.nan}, "not finite"),
     ],
 )

@@ -20,7 +20,8 @@ def head(
 
     The latent distance to a goal behind a wall is small, the way there is long. The head estimates how many action
     chunks lie between two latents. It learns this from the order of frames in the training episodes, and from what
-    the model imagines of them; the model stays as it is. It takes about a minute for the demo on a CPU:
+    the model imagines of them; the model stays as it is. Near the goal the latent distance is finer, so the cost is
+    the mean of both. It takes about a minute for the demo on a CPU:
 
         atlas head runs/tworoom-atlas-demo
         atlas eval runs/tworoom-atlas-demo --part heldout --cost temporal --replan-every 1

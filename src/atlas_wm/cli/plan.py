@@ -30,8 +30,8 @@ class PlanFlags:
     cost: Annotated[str | None, by_default("the run's", "{terminal,nearest,temporal,MODULE:CLASS}")] = None
     """terminal: the distance of the last latent of a plan to the goal (the paper). nearest: the distance of its
     nearest latent, and a search starts from the rest of the last plan; use it with --replan-every 1 or 2. temporal:
-    as nearest, with the model steps to the goal that a head estimates (`atlas head RUN` adds it). Or your own Cost
-    as module:Class (docs/guides/own-model.md)."""
+    as nearest, with the model steps to the goal that a head (`atlas head RUN` adds it) and the latent distance
+    estimate: for goals far away. Or your own Cost as module:Class (docs/guides/own-model.md)."""
     start: Annotated[Literal["zero", "retrieval"] | None, by_default("the run's", "{zero,retrieval}")] = None
     """zero: searches start at zero (the paper), or with --cost nearest or temporal from the rest of the last plan.
     retrieval: from that or, where it costs less, from a training demonstration that began near the frame and came

@@ -3,7 +3,7 @@
 A plan may be replaced before it is used up. With ``terminal`` the goal is always a whole horizon away, so every
 new plan may postpone the arrival. With ``nearest`` a plan may arrive at any of its steps, and a search starts with
 the rest of the last plan, so that a new plan continues the old one unless it finds something better. ``temporal``
-does the same with another distance: the time that a head of the run expects (models/temporal_head.py).
+does the same with another distance: the model steps that a head of the run expects (models/temporal_head.py).
 """
 
 from abc import ABC, abstractmethod
@@ -88,7 +88,8 @@ class Nearest(Cost):
 
 
 class Temporal(Cost):
-    """min_h d(ẑ_h, z_g) + JUMP Σ_{i≤h} (d(ẑ_{i−1}, ẑ_i) − FASTEST)⁺, where d counts model steps (TemporalHead).
+    """min_h D(ẑ_h, z_g) + JUMP Σ_{i≤h} (d(ẑ_{i−1}, ẑ_i) − FASTEST)⁺, where d and D count model steps: d is that of
+    the temporal head, D its mean with the latent distance.
 
     The sum makes plans dear in which the model jumps, such as through a wall: by the triangle inequality, who comes
     nearer to the goal than time allows has jumped. The paper's bounds do not cover this cost.
@@ -96,7 +97,7 @@ class Temporal(Cost):
 
     warm_start = True
     FASTEST = 2.0  # steps of the demonstrations that one step of a plan may be worth
-    JUMP = 3.0
+    JUMP = 1.5
 
     def prepare(self, model: WorldModel) -> None:
         if model.temporal_head is None:
@@ -108,22 +109,24 @@ class Temporal(Cost):
         self.latent_axes = len(model.config.latent_shape)
 
     def __call__(self, imagined: Imagined) -> Tensor:
-        start, goal, path = (self._embed(z) for z in (imagined.start, imagined.goal, imagined.latents))
+        points = [self._points(z) for z in (imagined.start, imagined.goal[:, None, None], imagined.latents)]
+        start, goal, path = (self.head.embed(p) for p in points)
         first = start[:, None, None].expand_as(path[:, :, :1])
         steps = self.head.between(torch.cat([first, path[:, :, :-1]], dim=2), path)  # (B, S, H)
         jumps = (steps - self.FASTEST).relu().cumsum(dim=-1)
-        return (self.head.between(path, goal[:, None, None]) + self.JUMP * jumps).amin(dim=-1)
+        left = (self.head.between(path, goal) + self.head.straight(points[2], points[1])) / 2
+        return (left + self.JUMP * jumps).amin(dim=-1)
 
     def distance(self, model: WorldModel, latents: Tensor, goal: Tensor) -> Tensor:
-        return self.head.between(self._embed(latents), self._embed(goal))
+        return self.head.distance(self._points(latents), self._points(goal))
 
     def near(self, model: WorldModel) -> float:
         return 1.0  # model step
 
-    def _embed(self, latents: Tensor) -> Tensor:
+    def _points(self, latents: Tensor) -> Tensor:
         if self.head.mean.device != latents.device:  # the model was moved
             self.head = self.head.to(latents.device)
-        return self.head.embed(flat(latents, latents.ndim - self.latent_axes))
+        return flat(latents, latents.ndim - self.latent_axes)
 
 
 COSTS: dict[str, type[Cost]] = {"terminal": Terminal, "nearest": Nearest, "temporal": Temporal}

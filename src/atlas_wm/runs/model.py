@@ -199,6 +199,8 @@ def load_temporal_head(folder: str | Path, width: int) -> TemporalHead | None:
     if stored is None:
         return None
     path, remedy = Path(folder) / TEMPORAL_HEAD, f"delete it and make it again with `atlas head {folder}`"
+    if "step" not in stored and "scale" in stored:
+        raise UserError(f"{path} is of an older version, whose cost knew no latent distance: {remedy}")
     shapes = {name: tuple(tensor.shape) for name, tensor in stored.items()}
     if shapes != TemporalHead.shapes(width) or any(tensor.is_complex() for tensor in stored.values()):
         raise UserError(

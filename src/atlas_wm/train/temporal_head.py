@@ -75,7 +75,8 @@ def fit_temporal_head(
     origins, chunks = (ahead < left[:, None]).nonzero(as_tuple=True)  # imagined[origins, chunks] has a frame
     before = torch.cat([points[:, None], imagined[:, :-1]], dim=1)  # one step before imagined
     far = 2 * float(left.max())  # model steps: a path may be longer than every episode
-    head = TemporalHead.initial(points, make_rng(seed, HeadRng.WEIGHTS))
+    step_length = float((points[starts + 1] - points[starts]).norm(dim=-1).mean())
+    head = TemporalHead.initial(points, make_rng(seed, HeadRng.WEIGHTS), step_length)
     rng = make_rng(seed, HeadRng.PAIRS, device=device)
     optimizer = torch.optim.Adam([tensor.requires_grad_() for tensor in head.fitted], LR)
 
