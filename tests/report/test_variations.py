@@ -62,9 +62,12 @@ def test_each_variation_is_a_row_below_the_plain_evaluation(run):
     assert table.header[-2:] == ["AUROC of remaining", "AUROC of risk"]
     assert [row[-2:] for row in table.rows] == [["0.61", "0.91"]] * 2
     notes = [b.text for b in main_section(read_study([run])).blocks if isinstance(b, Notice)]
-    assert sum("risk of the first plan predicts failure with AUROC 0.91" in note for note in notes) == 2
+    assert (
+        sum("AUROC of the first plan for failure: risk 0.91, remaining distance 0.61" in note for note in notes)
+        == 2
+    )
     older = EvaluationResult.read(run / "evaluation/door.json")
-    assert risk_line(replace(older, risk_auroc=None)).startswith("remaining distance of the first plan predicts")
+    assert risk_line(replace(older, risk_auroc=None)).endswith("for failure: remaining distance 0.61")
 
 
 def test_no_variation_no_section(run):

@@ -2,7 +2,7 @@
 
 from collections import deque
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import isfinite
 from typing import Any
 
@@ -19,6 +19,8 @@ from atlas_wm.plan.planner import LatentNovelty, Novelty, Planner
 from atlas_wm.rng import make_rng
 from atlas_wm.runs.results import EpisodeRecord
 
+RISK = ("remaining", "strayed", "crossed", "risk")
+
 
 @dataclass
 class Episode:
@@ -28,8 +30,7 @@ class Episode:
     observed: Any = None  # the current frame, (3, S, S) uint8, or state, if the policy needs it
     goal: Any = None  # the same of the goal
     plans: int = 0
-    remaining: float | None = None  # Plan.remaining of the first
-    risk: float | None = None  # Plan.risk of the first
+    first: dict[str, float | None] = field(default_factory=dict)  # Plan.risk of the first plan, and its parts
     rest: np.ndarray | None = None  # actions of the last plan that were not executed
     ending: EpisodeEnd | None = None
 
@@ -69,7 +70,7 @@ def planning_policy(
         for episode, plan in zip(episodes, plans, strict=True):
             episode.rest = plan.rest
             if episode.plans == 0 and isfinite(plan.remaining):
-                episode.remaining, episode.risk = plan.remaining, plan.risk
+                episode.first = {name: getattr(plan, name) for name in RISK}
             on_novelty(plan.novelty)
         return [plan.actions for plan in plans]
 
@@ -206,7 +207,7 @@ def run_episodes(
             records += alone
             films_by_row |= film
             continue
-        records.append(record_of(data, e.row, offset, e.ending, e.plans, remaining=e.remaining, risk=e.risk))
+        records.append(record_of(data, e.row, offset, e.ending, e.plans, **e.first))
         if e.ending.film is not None:
             films_by_row[e.row] = e.ending.film
     return records, films_by_row

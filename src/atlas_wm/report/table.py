@@ -102,11 +102,10 @@ def beside_plain(report: EvaluationResult, others: Sequence[EvaluationResult]) -
 
 
 def risk_line(report: EvaluationResult) -> str:
-    """How well the risk, in older files the remaining distance, predicts failure; empty if not measured."""
-    name, value = "risk", report.risk_auroc
-    if value is None:
-        name, value = "remaining distance", report.remaining_auroc
-    return "" if value is None else f"{name} of the first plan predicts failure with AUROC {value:.2f}"
+    """How well the risk and the remaining distance alone predict failure; empty if not measured."""
+    measured = [("risk", report.risk_auroc), ("remaining distance", report.remaining_auroc)]
+    texts = [f"{name} {value:.2f}" for name, value in measured if value is not None]
+    return f"AUROC of the first plan for failure: {', '.join(texts)}" if texts else ""
 
 
 def rate(results: Sequence[PolicyResult], half: Half = "") -> tuple[float | None, float | None]:

@@ -73,8 +73,11 @@ class EpisodeRecord:
     last_states: list[list[float]]  # after the last steps, the latest last; none after an error
     plans: int  # 0 for a policy that does not plan
     error: str | None  # what the environment raised, or how its process ended; such an episode failed
-    remaining: float | None = field(default=None, kw_only=True)  # Plan.remaining of the first; None: not recorded
-    risk: float | None = field(default=None, kw_only=True)  # Plan.risk of the first
+    # What the first plan said, as in Plan; None: not recorded
+    remaining: float | None = field(default=None, kw_only=True)
+    strayed: float | None = field(default=None, kw_only=True)
+    crossed: float | None = field(default=None, kw_only=True)
+    risk: float | None = field(default=None, kw_only=True)
 
     def __post_init__(self) -> None:
         within("", self, 0, MOST_COUNT, "row", "episode", "start", "steps", "plans")
