@@ -208,8 +208,8 @@ def test_a_head_of_other_data_or_of_other_weights_is_refused(run_folder, tmp_pat
     [
         (lambda t: t | {"mean": t["mean"][:3].contiguous()}, "does not fit the model"),
         (lambda t: {"mean": t["mean"]}, "does not fit the model"),
-        (lambda t: {name: tensor for name, tensor in t.items() if name != "step"}, "older version"),
         (lambda t: t | {"scale": t["scale"] * torch.nan}, "not finite"),
+        (lambda t: t | {"step": t["step"] * 0}, "no length"),
     ],
 )
 def test_files_that_do_not_fit_are_refused(run_folder, tmp_path, change, message):
@@ -218,6 +218,15 @@ def test_files_that_do_not_fit_are_refused(run_folder, tmp_path, change, message
     save_file(change(vars(head)), run / TEMPORAL_HEAD)
     with pytest.raises(UserError, match=rf"{TEMPORAL_HEAD} .*{message}.*`atlas head"):
         load_model(run)
+
+
+def test_a_head_of_an_older_version_is_told_of_and_not_used(run_folder, tmp_path, caplog):
+    run = shutil.copytree(run_folder, tmp_path / "run")
+    head = vars(TemporalHead.initial(load_model(run).bank.points, make_rng(0)))
+    save_file({name: tensor for name, tensor in head.items() if name != "step"}, run / TEMPORAL_HEAD)
+    with caplog.at_level("WARNING", "atlas_wm"):
+        assert load_model(run).temporal_head is None
+    assert f"{TEMPORAL_HEAD} is of an older version" in caplog.text and "`atlas head" in caplog.text
 
 
 def test_a_saved_head_is_the_head_bit_for_bit(run_folder, tmp_path):

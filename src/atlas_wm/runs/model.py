@@ -1,5 +1,6 @@
 """Trained models on disk and on the Hugging Face hub: load, save, publish."""
 
+import logging
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -34,6 +35,8 @@ from atlas_wm.runs.folder import (
 )
 from atlas_wm.runs.hub import fetch, publish
 from atlas_wm.runs.shipped import shipped
+
+log = logging.getLogger(__name__)
 
 
 def load_model(
@@ -199,16 +202,17 @@ def load_temporal_head(folder: str | Path, width: int) -> TemporalHead | None:
     if stored is None:
         return None
     path, remedy = Path(folder) / TEMPORAL_HEAD, f"delete it and make it again with `atlas head {folder}`"
-    if "step" not in stored and "scale" in stored:
-        raise UserError(f"{path} is of an older version, whose cost knew no latent distance: {remedy}")
+    if "scale" in stored and "step" not in stored:
+        log.warning("%s is of an older version and not used: make it again with `atlas head %s`", path, folder)
+        return None
     shapes = {name: tuple(tensor.shape) for name, tensor in stored.items()}
     if shapes != TemporalHead.shapes(width) or any(tensor.is_complex() for tensor in stored.values()):
         raise UserError(
             f"{path} does not fit the model, whose points have {width} coordinates (it holds {shapes}): {remedy}"
         )
     head = TemporalHead(**{name: tensor.float() for name, tensor in stored.items()})
-    if not all(tensor.isfinite().all() for tensor in vars(head).values()):
-        raise UserError(f"{path} is damaged (it is not finite): {remedy}")
+    if not all(tensor.isfinite().all() for tensor in vars(head).values()) or head.step <= 0:
+        raise UserError(f"{path} is damaged (it is not finite, or its step has no length): {remedy}")
     return head
 
 
