@@ -155,6 +155,8 @@ def test_a_temporal_cost_gets_its_head_first_and_other_costs_do_not_wait_for_it(
     assert units["head atlas"].needs == trained and units["eval atlas 25"].needs == trained
     assert units["eval atlas 50 cost temporal"].needs == (*trained, "head atlas")
     by_setting = replace(STUDY, seeds=1, settings={"plan.cost": "temporal"}, evaluations=(Evaluation(25),))
+    assert units_of(by_setting, tmp_path)["eval atlas 25"].needs == trained  # training fits it
+    by_setting = replace(by_setting, head=("--steps", "9"))
     assert "head atlas" in units_of(by_setting, tmp_path)["eval atlas 25"].needs
     assert not [u for u in units_of(STUDY, tmp_path).values() if u.kind == "head"]
 

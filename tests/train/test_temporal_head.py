@@ -2,6 +2,7 @@
 
 import shutil
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pytest
@@ -20,7 +21,9 @@ from atlas_wm.models.world_model import WorldModel
 from atlas_wm.rng import make_rng
 from atlas_wm.runs.folder import TEMPORAL_HEAD
 from atlas_wm.runs.model import load_model, save_model
+from atlas_wm.train import loop
 from atlas_wm.train import temporal_head as module
+from atlas_wm.train.loop import train
 from atlas_wm.train.temporal_head import Paths, fit_temporal_head
 
 
@@ -176,6 +179,20 @@ def test_atlas_head_takes_training_episodes_alone_and_atlas_plan_uses_it(
         main([*head, "--frames", "1"])
     main(plan)
     assert '"actions"' in capsys.readouterr().out
+
+
+def test_a_run_that_plans_by_time_is_trained_with_the_head_that_atlas_head_fits(
+    dataset_path, task, tiny_config, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(loop, "head_of", partial(loop.head_of, frames=100, steps=20))
+    config = replace(tiny_config, plan=replace(tiny_config.plan, cost="temporal", execute=1))
+    run = train(config, task, dataset_path, tmp_path / "run", method="atlas", recipe="demo", device="cpu")
+    trained = load_file(run / TEMPORAL_HEAD)
+    assert load_model(run).temporal_head is not None
+    (run / TEMPORAL_HEAD).unlink()
+    main(["head", str(run), "--device", "cpu", "--frames", "100", "--steps", "20"])
+    again = load_file(run / TEMPORAL_HEAD)
+    assert trained.keys() == again.keys() and all(torch.equal(again[name], trained[name]) for name in again)
 
 
 def test_a_head_of_other_data_or_of_other_weights_is_refused(run_folder, tmp_path):

@@ -127,7 +127,12 @@ def train_with_progress(
             if done == total:
                 bar.rename(f"train {method}", "steps")
 
-        options |= {"on_progress": show, "on_encoded": show_encoded, "on_metrics": on_metrics}
+        def show_head(done: int, total: int) -> None:
+            if done == 1:
+                bar.rename("fit the temporal head", "steps")
+            bar.update(done, total)
+
+        options |= {"on_progress": show, "on_encoded": show_encoded, "on_metrics": on_metrics, "on_head": show_head}
         run = train(config, task, data, out, method=method, **options)
         names = {"planning score": "val_score", "effective rank": "val_rank"}
         if found := [f"{text} {measured[name]:.3g}" for text, name in names.items() if name in measured]:

@@ -104,12 +104,12 @@ def units_of(study: Study, out: Path, chosen: Mapping[Tuned, float] | None = Non
         add(f"train {folder.name}", "train", command, folder / WEIGHTS, [*needs, *tries.get(one, [])], **facts)
     for run, folder in runs.items():
         trained = [f"train {folder.name}", *dataset(run.task)[1]]
-        if any(cost_of(evaluation, study, run) == "temporal" for evaluation in study.evaluations):
+        if any(wants_head(evaluation, study, run) for evaluation in study.evaluations):
             command = ["head", str(folder), *study.head, *own_task(run.task)]
             add(f"head {folder.name}", "head", command, folder / TEMPORAL_HEAD, trained, run=run)
         for name, evaluation in zip(evaluation_names(study), study.evaluations, strict=True):
             needs, episodes = list(trained), ["--part", study.part]
-            if cost_of(evaluation, study, run) == "temporal":
+            if wants_head(evaluation, study, run):
                 needs.append(f"head {folder.name}")
             if evaluated_apart(study, run.task):
                 path, collected = dataset(run.task, "evaluation")
@@ -153,12 +153,13 @@ def evaluated_apart(study: Study, task: str) -> bool:
     return study.part == "heldout" and study.dataset(task).evaluated_apart
 
 
-def cost_of(evaluation: Evaluation, study: Study, run: "RunName") -> str:
-    """The planning cost of an evaluation."""
+def wants_head(evaluation: Evaluation, study: Study, run: "RunName") -> bool:
+    """Whether an evaluation plans with a temporal head that training does not fit."""
+    config = recipe_config(run.recipe, run.method, run.task)
+    own = cost = str(study.settings.get("plan.cost", config.plan.cost))
     if "--cost" in evaluation.flags[:-1]:
-        return evaluation.flags[evaluation.flags.index("--cost") + 1]
-    own = recipe_config(run.recipe, run.method, run.task).plan.cost
-    return str(study.settings.get("plan.cost", own))
+        cost = evaluation.flags[evaluation.flags.index("--cost") + 1]
+    return cost == "temporal" and (own != "temporal" or bool(study.head))
 
 
 def train_command(run: RunName, data: str, folder: Path, settings: Flags) -> list[str]:

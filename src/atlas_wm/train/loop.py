@@ -39,6 +39,7 @@ from atlas_wm.train.start import (
     token_encoder,
 )
 from atlas_wm.train.step import is_mixed, make_step
+from atlas_wm.train.temporal_head import head_of
 from atlas_wm.train.validation import StateProbe, measure_batchnorm, validate
 
 
@@ -70,6 +71,7 @@ def train(
     on_progress: Callable[[Progress], None] = lambda progress: None,
     on_encoded: Callable[[int, int], None] = lambda done, total: None,
     on_metrics: OnMetrics = lambda step, row: None,
+    on_head: Callable[[int, int], None] = lambda done, total: None,
 ) -> Path:
     """Train on the dataset and write a complete run folder to ``out``.
 
@@ -78,8 +80,9 @@ def train(
     layers of another task, keep their random start. ``plain``: no captured graphs, also on a GPU.
 
     ``on_encoded(done, total)`` counts the frames that are read into a cache. ``on_metrics(step, row)`` gets every
-    row of metrics.csv; if it raises, training logs a warning and goes on. Of several processes (torchrun, srun) the
-    main one writes, and calls ``on_metrics``.
+    row of metrics.csv; if it raises, training logs a warning and goes on. ``on_head(done, total)`` counts the steps
+    that fit the temporal head, where the run plans with it. Of several processes (torchrun, srun) the main one
+    writes, and calls ``on_metrics`` and ``on_head``.
     """
     out, where = Path(out), pick_device(device)
     with shared_folder(out, overwrite) as folder:
@@ -113,16 +116,24 @@ def train(
                 probes=probes,
             )
         if is_main():
-            finish(model, training_set, folder)
+            finish(model, training_set, folder, on_head)
     if is_main():
         shutil.rmtree(out / CHECKPOINTS, ignore_errors=True)  # only now: until the rename, the run can be resumed
     return out
 
 
-def finish(model: WorldModel, training_set: TrainingSet, folder: Path) -> None:
-    """Complete the run folder: latent bank, demonstrations, final weights and model card."""
+def finish(
+    model: WorldModel,
+    training_set: TrainingSet,
+    folder: Path,
+    on_head: Callable[[int, int], None] = lambda done, total: None,
+) -> None:
+    """Complete the run folder: latent bank, demonstrations, temporal head (if the run plans with it), final weights
+    and model card."""
     model.build_bank(training_set.sample_frames(), ImageBank.of(*training_set.image_frames()))
     model.build_demonstrations(training_set.demonstrations())
+    if model.run is not None and model.run.config.plan.cost == "temporal":
+        model.temporal_head = head_of(model, training_set, on_step=on_head)
     with saving(folder):
         save_model(model, folder)
         write_card(folder)

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import softplus
 
-from atlas_wm.data.training_set import open_training_set_of
+from atlas_wm.data.training_set import TrainingSet, open_training_set_of
 from atlas_wm.errors import UserError
 from atlas_wm.models.bank import flat
 from atlas_wm.models.temporal_head import TemporalHead
@@ -120,8 +120,22 @@ def write_temporal_head(
     model = load_model(run, pick_device(device))
     assert model.run is not None
     training_set = open_training_set_of(model.run, run, data)
+    head = head_of(model, training_set, seed, frames, steps, on_frames, on_step)
+    save_temporal_head(head, run)
+    return run / TEMPORAL_HEAD
+
+
+def head_of(
+    model: WorldModel,
+    training_set: TrainingSet,
+    seed: int = 0,
+    frames: int = FRAMES,
+    steps: int = STEPS,
+    on_frames: OnProgress = lambda done, total: None,
+    on_step: OnProgress = lambda done, total: None,
+) -> TemporalHead:
+    """Fitted to the weights that the model has now, which must be in eval mode."""
     lengths = training_set.data.lengths[np.unique(training_set.training.episode)]
     total = min(frames, int(((lengths - 1) // model.config.frameskip + 1).sum()))
     paths = Paths.of(model, training_set.demonstrations(frames), lambda done: on_frames(done, total))
-    save_temporal_head(fit_temporal_head(paths, seed, steps, on_step), run)
-    return run / TEMPORAL_HEAD
+    return fit_temporal_head(paths, seed, steps, on_step)
