@@ -5,6 +5,7 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from statistics import mean
 
 import pytest
 
@@ -33,7 +34,7 @@ def test_a_table_is_the_one_of_its_file(page, source, table):
 
 
 def test_the_tables_of_the_demo_name_their_file():
-    assert {page.name for page, *_ in FOUND} >= {"README.md", "results.md"}
+    assert {page.name for page, *_ in FOUND} >= {"README.md", "demo.md"}
 
 
 def test_the_table_of_scores_is_the_one_of_its_file():
@@ -43,3 +44,37 @@ def test_the_table_of_scores_is_the_one_of_its_file():
     note = (ROOT / "docs/notes/score.md").read_text()
     rows = [line for line in note.splitlines() if line.count("|") == printed[0].count("|")]
     assert len(rows) > 20 and set(rows) <= set(printed)
+
+
+def test_the_overview_of_the_results_has_no_number_of_its_own():
+    """Each is on a page that it links to."""
+    overview = ROOT / "docs/results.md"
+    linked = {overview.parent / path for path in re.findall(r"\]\(([\w/-]+\.md)", overview.read_text())}
+    found, known = (
+        set(re.findall(r"\d+\.\d+", text))
+        for text in (overview.read_text(), "\n".join(page.read_text() for page in linked))
+    )
+    assert len(found) > 40 and found <= known
+
+
+def test_the_drawn_differences_are_those_of_the_runs_and_of_the_pages():
+    pages = "\n".join(page.read_text() for page in (ROOT / "docs/results").glob("*.md"))
+    for row in read("docs/results/differences.csv"):
+        runs = read(row["study"].replace(".toml", ".csv"))
+
+        def success(method: str, recipe: str, runs: list[dict] = runs, row: dict = row) -> float:
+            of = [r for r in runs if (r["method"], r["recipe"]) == (method, recipe)]
+            return mean(
+                float(r["success"]) for r in of if all(r.get(k, row[k]) == row[k] for k in ("cost", "start"))
+            )
+
+        assert success(row["method"], "demo") - success(row["less"], row["less_recipe"]) == pytest.approx(
+            float(row["points"]), abs=0.051
+        )
+        numbers = [f"{float(row[name]):+.1f}".replace("-", "−") for name in ("points", "low", "high")]
+        assert "{} [{}, {}] | {}, {} |".format(*numbers, row["won"], row["lost"]) in pages
+
+
+def read(name: str) -> list[dict]:
+    with (ROOT / name).open(newline="") as file:
+        return list(csv.DictReader(file))

@@ -8,7 +8,7 @@ from atlas_wm.config import RunConfig
 from atlas_wm.errors import UserError, unknown
 from atlas_wm.methods import get_method
 
-# Weights at the demo's size, tuned on episodes that the demo never evaluates (docs/results.md).
+# Weights at the demo's size, tuned on episodes that the demo never evaluates (docs/results/demo.md).
 DEMO_WEIGHTS = {"wemreg": 0.2, "sigreg": 0.03, "relational": 0.1}
 
 
