@@ -40,7 +40,7 @@ def main(out: str) -> None:
     for ax, (title, start, goal, variation) in zip(axes, SCENES, strict=True):
         frame = render(start, variation)
         plan = planner.plan(frame, render(goal, variation))
-        (nearest,) = bank.nearest(torch.from_numpy(plan.latents)[None]).points
+        (nearest,) = bank.nearest(torch.from_numpy(plan.latents)[None])
         ax.imshow(frame)
         for pixels, colour in (
             (bank.footprints[nearest].any(dim=0), PATH),

@@ -11,6 +11,7 @@ from scipy.spatial import cKDTree
 from atlas_wm.losses.relational import EPSILON_0
 from atlas_wm.models import geometry
 from atlas_wm.models.bank import LatentBank
+from atlas_wm.models.demonstrations import Demonstrations
 from atlas_wm.models.geometry import knn_novelty
 from atlas_wm.models.image_bank import SIDE, ImageBank, footprints
 from atlas_wm.plan.planner import Planner
@@ -64,8 +65,10 @@ def test_what_a_path_crosses_and_how_far_it_strays_are_those_of_the_cpu():
     known = 255 * (known > 240).to(torch.uint8)  # sparse, so that there are footprints and other colours
     points, paths = torch.randn(200, 16, generator=make_rng(0)), torch.randn(20, 6, 16, generator=make_rng(1))
     bank = replace(LatentBank.of([points]), images=ImageBank.of([known], [known]), footprints=footprints([known]))
-    near, there = bank.nearest(paths), bank.nearest(paths.to(DEVICE))
-    expected = bank.crossed(frames, near)
+    expected = bank.crossed(frames, paths)
     assert expected is not None and expected.max() > 0
-    assert torch.equal(bank.crossed(frames.to(DEVICE), there), expected)
-    torch.testing.assert_close(bank.strayed(paths.to(DEVICE), there), bank.strayed(paths, near))
+    assert torch.equal(bank.crossed(frames.to(DEVICE), paths.to(DEVICE)), expected)
+    known = Demonstrations(points.half(), torch.empty(0), torch.arange(200), torch.full((5,), 0.1))
+    strays = known.strayed(paths)
+    assert strays is not None and 0 < strays.mean() < 1
+    torch.testing.assert_close(known.strayed(paths.to(DEVICE)), strays, atol=1e-4, rtol=0)

@@ -1,6 +1,7 @@
 """The risk of a plan whose agent is at the goal already, and what a planner refuses."""
 
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -39,16 +40,15 @@ def test_who_is_there_risks_little(shipped_model, draw, place):
 def test_on_the_way_nothing_changes(shipped_model, draw, places):
     """By the definitions of docs/concepts.md."""
     frame, goal = (draw(*place) for place in places)
-    planner, bank = Planner(shipped_model), shipped_model.bank
+    planner = Planner(shipped_model)
     plan = planner.plan(frame, goal)
     assert plan.start_cost > planner.cost.near(shipped_model) > 0
     frames = planner.prepare(torch.from_numpy(frame).permute(2, 0, 1)[None])
     with torch.no_grad():
         path = torch.cat([shipped_model.encode(frames), torch.from_numpy(plan.latents)])[None]
-    nearest = bank.nearest(path)
     assert plan.remaining == pytest.approx(plan.cost / plan.start_cost)
-    assert plan.strayed == pytest.approx(float(bank.strayed(path, nearest)), abs=1e-5)
-    assert plan.crossed == float(bank.crossed(frames, nearest))
+    assert plan.strayed == pytest.approx(float(shipped_model.demonstrations.strayed(path)), abs=1e-5)
+    assert plan.crossed == float(shipped_model.bank.crossed(frames, path))
     assert plan.risk == pytest.approx(1 - (1 - plan.remaining) * (1 - plan.strayed) * (1 - plan.crossed), abs=1e-6)
 
 
@@ -65,19 +65,25 @@ def test_what_is_near_has_the_unit_of_the_cost(demo_model):
     demo_model.bank = LatentBank.of([points])
     assert cost.near(demo_model) == pytest.approx(float(demo_model.distance(points[0], points[1])))
     assert Doubled(QUICK).near(demo_model) == 0
+    patches = SimpleNamespace(bank=demo_model.bank, projector=None)
+    assert cost.near(patches) == 0  # the bank has the mean of the tokens, whose distances are others
     demo_model.temporal_head = TemporalHead.initial(points, make_rng(0))
     assert make_cost(replace(QUICK, cost="temporal"), demo_model).near(demo_model) == 1
     assert Cost.near is Terminal.near
 
 
-def test_without_a_bank_the_planner_warns(shipped_model, caplog):
+@pytest.mark.parametrize(
+    ("missing", "parts"),
+    [(["bank"], "crossed"), (["demonstrations"], "strayed"), (["demonstrations", "bank"], "strayed and crossed")],
+)
+def test_a_planner_warns_of_what_the_risk_is_without(shipped_model, caplog, monkeypatch, missing, parts):
     Planner(shipped_model)
     assert not caplog.records
-    bank, shipped_model.bank = shipped_model.bank, None
+    for part in missing:
+        monkeypatch.setattr(shipped_model, part, None)
     Planner(shipped_model)
-    shipped_model.bank = bank
     (record,) = caplog.records
-    assert "risk is the remaining distance alone (`atlas bank RUN` adds it" in record.message
+    assert f"risk is without {parts}: `atlas bank RUN` adds" in record.message
 
 
 def test_a_plan_is_made_in_eval_mode(demo_model):

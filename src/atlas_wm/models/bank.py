@@ -3,7 +3,6 @@
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -13,13 +12,6 @@ from atlas_wm.models.image_bank import ImageBank
 
 NEIGHBOURS = 50
 EXACT = "donot_use_mm_for_euclid_dist"  # for cdist: products would round small distances away
-
-
-class Nearest(NamedTuple):
-    """Of each latent of a path, the current frame's first: the nearest point of the bank. Both on the CPU."""
-
-    distances: Tensor  # (Q, 1 + H)
-    points: Tensor  # (Q, 1 + H) int64, which point that is
 
 
 @dataclass(frozen=True)
@@ -52,35 +44,23 @@ class LatentBank:
         points, novelty = self.points.to(queries.device), self.novelty.to(queries.device)
         return percentile(knn_novelty(queries, points, _neighbours(points)), novelty)
 
-    def nearest(self, paths: Tensor) -> Nearest:
-        """paths: (Q, 1 + H, …), the latents of current frames and those that a plan imagines after each."""
+    def nearest(self, paths: Tensor) -> Tensor:
+        """The point nearest to each latent of paths (Q, 1 + H, …), those of current frames and what plans imagine
+        after them: (Q, 1 + H) int64 on the CPU."""
         queries = flat(paths, leading=2).float()
-        found = torch.cdist(queries, self.points.to(queries.device), compute_mode=EXACT).min(dim=-1)
-        return Nearest(found.values.cpu(), found.indices.cpu())
+        return torch.cdist(queries, self.points.to(queries.device), compute_mode=EXACT).argmin(dim=-1).cpu()
 
-    def strayed(self, paths: Tensor, nearest: Nearest) -> Tensor:
-        """How far a plan leaves what was seen in training, in steps of its own: an agent inside a wall, say.
-
-        → (Q,) on the CPU, 0 to 1: the largest excess of an imagined latent's distance from the nearest point, over
-        the mean length of an imagined step. What is usual is no excess: how far that point is from its own nearest,
-        and how far the current frame is from its nearest.
-        """
-        now, imagined = nearest.distances[:, :1], nearest.distances[:, 1:]
-        excess = (imagined - torch.maximum(self.spacing[nearest.points[:, 1:]], now)).amax(dim=1)
-        step = flat(paths, leading=2).float().diff(dim=1).norm(dim=-1).mean(dim=1).cpu()
-        return (excess / step.clamp_min(1e-12)).clamp(0, 1)
-
-    def crossed(self, frames: Tensor, nearest: Nearest) -> Tensor | None:
+    def crossed(self, frames: Tensor, paths: Tensor) -> Tensor | None:
         """How much of what changed in the scene lies where a plan leads.
 
-        frames: (Q, 3, S, S) uint8, the current ones. There is no decoder, so the nearest training frame stands for
-        each latent, and its footprint for where it is. → (Q,) on the CPU: of the pixels of a frame whose colour is
-        novel, the share in a footprint of its path but not in the current one; 0 where no colour is novel. None:
-        the bank is of an older version.
+        frames: (Q, 3, S, S) uint8, the current ones; paths as in ``nearest``. There is no decoder, so the nearest
+        training frame stands for each latent, and its footprint for where it is. → (Q,) on the CPU: of the pixels
+        of a frame whose colour is novel, the share in a footprint of its path but not in the current one; 0 where
+        no colour is novel. None: the bank is of an older version.
         """
         if self.images is None or self.footprints is None:
             return None
-        now, *path = self.footprints[nearest.points].unbind(dim=1)  # (Q, P) each
+        now, *path = self.footprints[self.nearest(paths)].unbind(dim=1)  # (Q, P) each
         changed = self.images.changed(frames).cpu()
         crossed = changed & torch.stack(path).any(dim=0) & ~now
         return crossed.sum(dim=1) / changed.sum(dim=1).clamp_min(1)

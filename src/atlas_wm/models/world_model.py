@@ -7,13 +7,13 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from atlas_wm.config import ModelConfig, ObjectiveConfig, RunInfo
+from atlas_wm.config import ModelConfig, ObjectiveConfig, PlanConfig, RunInfo
 from atlas_wm.errors import UserError
 from atlas_wm.images import reduce_frames
 from atlas_wm.losses.objective import ClipLatents
 from atlas_wm.losses.own_terms import make_terms
 from atlas_wm.models.bank import LatentBank
-from atlas_wm.models.demonstrations import Demonstrations
+from atlas_wm.models.demonstrations import Demonstrations, Piece
 from atlas_wm.models.encoders import Tokens, make_encoder
 from atlas_wm.models.image_bank import SIDE, ImageBank, footprints
 from atlas_wm.models.layers import MLP
@@ -158,7 +158,8 @@ class WorldModel(nn.Module):
 
     @torch.no_grad()
     def build_demonstrations(self, pieces: Iterable[tuple[Tensor, Tensor, int]]) -> None:
-        """Store demonstrations, from which a search can start (plan.start retrieval).
+        """Store demonstrations: a search can start from them (plan.start retrieval), and plans measure against them
+        how far they stray.
 
         Pieces of training episodes in order: frames (n, 3, S, S) uint8, one action chunk apart, the standardised
         chunks after each (n, frameskip·A), and the number of the episode. Leaves the model in eval mode. Call it
@@ -166,4 +167,14 @@ class WorldModel(nn.Module):
         """
         self.eval()
         device = next(self.parameters()).device
-        self.demonstrations = Demonstrations.of((self.encode(f.to(device)), a, e) for f, a, e in pieces)
+        horizon = (self.run.config.plan if self.run else PlanConfig()).horizon
+
+        def encoded() -> Iterator[Piece]:
+            for frames, actions, episode in pieces:
+                z = self.encode(frames.to(device))
+                starts = torch.arange(max(0, len(z) - horizon))[::horizon]
+                after = actions[starts[:, None] + torch.arange(horizon)].to(device)
+                imagined = self.rollout(z[starts], after[:, None])
+                yield Piece(z, actions, episode, torch.cat([z[starts][:, None], imagined[:, 0]], dim=1))
+
+        self.demonstrations = Demonstrations.of(encoded())

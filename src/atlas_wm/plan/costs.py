@@ -63,10 +63,9 @@ class Cost(ABC):
         Default: how far 99 % of the training latents are at most from their nearest other one. A cost with its own
         distance needs its own.
         """
-        if model.bank is None or type(self).distance is not Cost.distance:
-            return 0.0
-        square = float(model.bank.spacing.quantile(0.99)) ** 2
-        return square if model.projector is not None else square / model.config.latent_shape[-1]
+        if model.bank is None or model.projector is None or type(self).distance is not Cost.distance:
+            return 0.0  # of patch tokens the bank holds the mean, and distances of means are no distances of tokens
+        return float(model.bank.spacing.quantile(0.99)) ** 2
 
 
 class Terminal(Cost):

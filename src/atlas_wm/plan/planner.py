@@ -78,7 +78,8 @@ def is_flagged(novelty: Novelty | LatentNovelty) -> bool:
 class Plan(NamedTuple):
     """Actions, clipped if PlanConfig.clip_actions is set, and what the model imagines of exactly these.
 
-    Without a bank (``Planner`` warns) ``strayed`` and ``crossed`` are None, and ``risk`` is ``remaining`` alone.
+    ``strayed`` is None without demonstrations and ``crossed`` without a bank, and ``Planner`` warns; ``risk`` takes
+    None as 0.
     """
 
     actions: np.ndarray  # (execute·frameskip, A) in the environment's units: to execute before planning again
@@ -87,9 +88,9 @@ class Plan(NamedTuple):
     latents: np.ndarray  # (horizon, …) imagined latents after each action chunk
     novelty: Novelty | LatentNovelty | None  # None where the run has no bank; of older runs only the latents'
     remaining: float  # share of start_cost (or Cost.near) at the end; if the cost reads all steps, at the nearest
-    strayed: float | None  # how far the imagined path leaves what was seen in training (LatentBank.strayed)
+    strayed: float | None  # how far the imagined path leaves what was seen in training (Demonstrations.strayed)
     crossed: float | None  # share of what changed in the scene that lies on the imagined path (LatentBank.crossed)
-    risk: float  # 1 − (1 − remaining)(1 − strayed)(1 − crossed), 0 to 1: high values predict failure; None as 0
+    risk: float  # 1 − (1 − remaining)(1 − strayed)(1 − crossed), 0 to 1: high values predict failure
     rest: np.ndarray  # (horizon − execute, frameskip·A) the standardised chunks after those, for the next plan
 
 
@@ -130,9 +131,13 @@ class Planner:
         self.dtype = dtype or (torch.bfloat16 if self.device.type == "cuda" else torch.float32)
         if model.run and self.config.clip_actions and model.normalizer.low is None:
             log.warning("plans are not clipped: the run has no action bounds (`atlas bank RUN` adds them)")
-        if model.run and model.bank is None:
+        known = {"strayed": model.demonstrations and model.demonstrations.usual, "crossed": model.bank}
+        if model.run and None in known.values():
+            without = " and ".join(name for name, part in known.items() if part is None)
             log.warning(
-                "no bank: risk is the remaining distance alone (`atlas bank RUN` adds it, for final weights)"
+                "risk is without %s: `atlas bank RUN` adds what that needs, for final weights and if episodes are "
+                "longer than a plan",
+                without,
             )
         if self.device.type == "cuda" and not self.plain and self.config.own_parts:
             log.info("no CUDA graphs: they are for the costs and the solver of atlas-wm")
@@ -327,11 +332,9 @@ class Planner:
 
     def _on_the_way(self, frames: Tensor, paths: Tensor) -> tuple[Tensor | None, Tensor | None]:
         """How far each path strays, and how much of what changed it crosses."""
-        bank = self.model.bank
-        if bank is None:
-            return None, None
-        nearest = bank.nearest(paths)
-        return bank.strayed(paths, nearest), bank.crossed(frames.to(self.device), nearest)
+        known, bank = self.model.demonstrations, self.model.bank
+        strayed = None if known is None else known.strayed(paths)
+        return strayed, None if bank is None else bank.crossed(frames.to(self.device), paths)
 
     def _novelty(
         self, latents: Sequence[Tensor], images: Sequence[Tensor]

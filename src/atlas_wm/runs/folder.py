@@ -6,12 +6,12 @@
     normalizer.json     action standardisation
     bank.safetensors    latents and colours of training frames, for novelty (optional)
     frames.webp         small images of the bank's frames (optional; `atlas bank RUN --frames`)
-    demonstrations.safetensors  latents and actions of training episodes, for plan.start retrieval (optional)
+    demonstrations.safetensors  latents and actions of training episodes, for retrieval and risk (optional)
     temporal_head.safetensors   model steps between latents, for plan.cost temporal (optional; `atlas head`)
     states.safetensors  a sample of the training states, for the ID/OOD split (optional)
     README.md           model card
     metrics.csv, tensorboard/, evaluation/*.json
-    weights/            weights of other steps: best validation loss, every train.save_every steps
+    weights/            weights of other steps: best planning score, every train.save_every steps
     checkpoints/        only during training
 
 A folder is built under a name that ends in ``.partial`` and renamed when complete: under its own name it is

@@ -2,7 +2,7 @@
 
 import logging
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -181,19 +181,22 @@ def load_demonstrations(folder: str | Path, width: int, chunk: int) -> Demonstra
     shapes = {name: tuple(tensor.shape) for name, tensor in stored.items()}
     count = stored["episodes"].numel() if "episodes" in stored else 0
     wanted = {"points": (count, width), "actions": (count, chunk), "episodes": (count,)}
+    if "usual" in stored:
+        wanted["usual"] = (stored["usual"].numel(),)
     if count == 0 or shapes != wanted or any(tensor.is_complex() for tensor in stored.values()):
         raise UserError(
             f"{path} does not fit the model, whose points have {width} coordinates and action chunks {chunk} (it "
             f"holds {shapes}): {remedy}"
         )
-    points, actions = stored["points"].half(), stored["actions"].float()
-    if not (points.isfinite().all() and actions.isfinite().all()):
+    if not all(tensor.isfinite().all() for tensor in stored.values()):
         raise UserError(f"{path} is damaged (it is not finite): {remedy}")
-    return Demonstrations(points, actions, stored["episodes"].long())
+    usual = stored["usual"].float() if "usual" in stored else None
+    return Demonstrations(stored["points"].half(), stored["actions"].float(), stored["episodes"].long(), usual)
 
 
 def save_demonstrations(demonstrations: Demonstrations, folder: Path) -> None:
-    write_tensors(folder / DEMONSTRATIONS, vars(demonstrations))
+    tensors = {field.name: getattr(demonstrations, field.name) for field in fields(demonstrations)}
+    write_tensors(folder / DEMONSTRATIONS, {name: t for name, t in tensors.items() if t is not None})
 
 
 def load_temporal_head(folder: str | Path, width: int) -> TemporalHead | None:

@@ -279,7 +279,7 @@ class EvaluationResult:
         )
 
     def condition_suffix(self, training_data: str | None) -> str:
-        """What distinguishes the condition apart from offset, budget and part: ``, rule x, task y``, or nothing.
+        """What distinguishes the condition apart from offset, budget and part: ``, cost x, task y``, or nothing.
 
         training_data: hash of the run's training data.
         """
