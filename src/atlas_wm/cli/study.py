@@ -117,14 +117,15 @@ def check_study(study: "Study", progress: "Mapping[str, Progress]") -> None:
 
         for path in paths:
             find_dataset(path)
-    seen = set()
+    seen = set[Any]()
     for p in progress.values():
         unit, run = p.unit, p.unit.run
         flags = unit.command[2:] if unit.kind == "eval" else ()
-        sort = (unit.kind, run and (run.task, run.recipe), flags) if run else unit.name
-        if p.state == "done" or not unit.command or sort in seen:
+        sorts: set[Any] = {(unit.kind, run and (run.task, run.recipe), flags) if run else unit.name}
+        sorts |= {(unit.kind, run.method)} if run and unit.kind in ("try", "train") else set()
+        if p.state == "done" or not unit.command or sorts <= seen:
             continue
-        seen.add(sort)
+        seen |= sorts
         try:
             given = parse([part.replace(UNKNOWN, "1") for part in unit.command])
             if unit.kind == "eval" and run is not None:

@@ -100,6 +100,8 @@ class Study:
     """Number of training seeds."""
     settings: Flags = field(default_factory=dict)
     """Flags of `atlas train` for all runs: {"train.steps": 2000}."""
+    method_settings: dict[str, Flags] = field(default_factory=dict)
+    """By method: flags of `atlas train` for its runs alone, after ``settings``."""
     tries: tuple[float, ...] = (0.03, 0.1, 0.3, 1.0, 3.0)
     """For recipes that are tuned: factors of the recipe's weight, the same for every method."""
     try_settings: Flags = field(default_factory=dict)
@@ -126,6 +128,13 @@ class Study:
                 raise unknown("task", task, TASKS)
         for name in ("settings", "try_settings"):
             object.__setattr__(self, name, _as_flags(name, getattr(self, name)))
+        for method in self.method_settings:
+            require(
+                method in self.methods,
+                f"method_settings names {method}, which is none of the methods {', '.join(self.methods)}",
+            )
+        given = {m: _as_flags(f"method_settings.{m}", flags) for m, flags in self.method_settings.items()}
+        object.__setattr__(self, "method_settings", given)
         require(self.mark is None or 0 < self.mark <= 100, "mark is a success rate in %, above 0 and at most 100")
         require(self.seeds >= 1, "seeds is the number of training seeds, at least 1")
         count = len(self.tasks) * len(self.methods) * len(self.recipes) * self.seeds
@@ -158,6 +167,9 @@ class Study:
     @property
     def training_seeds(self) -> range:
         return range(FIRST_SEED, FIRST_SEED + self.seeds)
+
+    def settings_of(self, method: str) -> Flags:
+        return self.settings | self.method_settings.get(method, {})
 
     def dataset(self, task: str) -> Dataset:
         return self.datasets.get(task, DATASETS.get(task, Dataset()))
@@ -258,8 +270,10 @@ def read_study(name: str) -> Study:
 
 
 def changed(study: Study, **given: Any) -> Study:
-    """The study with the settings that are given; datasets of tasks that are left out go with them."""
+    """The study with the settings that are given; datasets of tasks and settings of methods that are left out go
+    with them."""
     given = {name: value for name, value in given.items() if value is not None}
-    tasks = given.get("tasks", study.tasks)
-    kept = {task: dataset for task, dataset in study.datasets.items() if task in tasks}
-    return replace(study, **given, datasets=kept)
+    tasks, methods = given.get("tasks", study.tasks), given.get("methods", study.methods)
+    datasets = {task: dataset for task, dataset in study.datasets.items() if task in tasks}
+    settings = {method: flags for method, flags in study.method_settings.items() if method in methods}
+    return replace(study, **given, datasets=datasets, method_settings=settings)

@@ -29,8 +29,8 @@ def all_tuned(study: Study) -> list[Tuned]:
 def weights(study: Study, one: Tuned, factor: float = 1.0) -> dict[str, float]:
     """By term: the factor times the weight of the recipe, or of the study's settings."""
     objective = recipe_config(one.recipe, one.method, one.task).objective
-    terms = get_method(one.method).regulariser_of(objective)
-    return {term: factor * float(study.settings.get(_setting(term), weight)) for term, weight in terms.items()}
+    terms, settings = get_method(one.method).regulariser_of(objective), study.settings_of(one.method)
+    return {term: factor * float(settings.get(_setting(term), weight)) for term, weight in terms.items()}
 
 
 def weight_settings(study: Study, one: Tuned, factor: float | None) -> Flags:

@@ -88,12 +88,12 @@ def units_of(study: Study, out: Path, chosen: Mapping[Tuned, float] | None = Non
         tries[one] = []
         for factor in study.tries:
             folder = out / "tries" / one.try_name(factor)
-            given = study.settings | study.try_settings | weight_settings(study, one, factor)
+            given = study.settings_of(run.method) | study.try_settings | weight_settings(study, one, factor)
             command = train_command(run, path, folder, whole_episodes(run, given))
             facts = {"settings": to_dict(recipe_config(run.recipe, run.method, run.task)), "run": run}
             tries[one].append(add(f"try {folder.name}", "try", command, folder / METRICS, needs, **facts))
     for run, folder in runs.items():
-        one, given = Tuned(run.task, run.method, run.recipe), study.settings
+        one, given = Tuned(run.task, run.method, run.recipe), study.settings_of(run.method)
         if one in tries:
             given = given | weight_settings(study, one, (chosen or {}).get(one))
         if study.part == "heldout":
@@ -156,7 +156,7 @@ def evaluated_apart(study: Study, task: str) -> bool:
 def wants_head(evaluation: Evaluation, study: Study, run: "RunName") -> bool:
     """Whether an evaluation plans with a temporal head that training does not fit."""
     config = recipe_config(run.recipe, run.method, run.task)
-    own = cost = str(study.settings.get("plan.cost", config.plan.cost))
+    own = cost = str(study.settings_of(run.method).get("plan.cost", config.plan.cost))
     if "--cost" in evaluation.flags[:-1]:
         cost = evaluation.flags[evaluation.flags.index("--cost") + 1]
     return cost == "temporal" and (own != "temporal" or bool(study.head))
