@@ -2,6 +2,7 @@
 
 import csv
 import os
+import shlex
 import signal
 import time
 from collections import Counter
@@ -22,6 +23,7 @@ from atlas_wm.cli.arguments import by_default
 from atlas_wm.errors import UserError
 
 if TYPE_CHECKING:
+    from atlas_wm.config import EncoderConfig
     from atlas_wm.study.records import Records
     from atlas_wm.study.schedule import Launcher, Progress
     from atlas_wm.study.study import Study
@@ -39,6 +41,9 @@ def study(
     methods: Annotated[Names | None, by_default("the study's", "METHOD [METHOD ...]")] = None,
     recipes: Annotated[Names | None, by_default("the study's", "RECIPE [RECIPE ...]")] = None,
     seeds: Annotated[int | None, by_default("the study's", "INT")] = None,
+    encoder_weights: Annotated[
+        Names | None, by_default("the study's, or from the hub", "METHOD=FILE [METHOD=FILE ...]")
+    ] = None,
     only: Annotated[Names | None, by_default("all units", "TEXT [TEXT ...]")] = None,
     dry_run: bool = False,
     per_gpu: int = 1,
@@ -63,6 +68,8 @@ def study(
         recipes: Only these recipes. RECIPE+tuned: with the weight of each method's regulariser that has the best
             planning score among the study's tries, on episodes that are never evaluated.
         seeds: Number of training seeds.
+        encoder_weights: Pretrained weights of a method's encoder, such as dino-wm=dinov2.safetensors. A method
+            whose weights are missing is left out, and a row of the report says so.
         only: Run only units whose name contains one of these texts, such as pusht or atlas-paper-3072, and what
             they need. Folders keep the names of the whole study, so several machines can share one.
         dry_run: Print the commands, why they run, and estimates of time and disk; run nothing.
@@ -74,18 +81,22 @@ def study(
     from atlas_wm.study.records import Records
     from atlas_wm.study.rows import check_rows
     from atlas_wm.study.schedule import part_of, run_units
-    from atlas_wm.study.study import changed, read_study
+    from atlas_wm.study.study import changed, leave_out, read_study, with_weights
     from atlas_wm.study.tries import after_tries, start
 
     if per_gpu < 1:
         raise UserError("--per-gpu must be at least 1")
     described = changed(read_study(study), tasks=tasks, methods=methods, recipes=recipes, seeds=seeds)
+    described = with_weights(described, encoder_weights)
     out = out or Path("runs") / Path(study).stem
     records = Records(out)
     progress = start(described, out, records)
     part = part_of(progress, only)
-    check_study(described, part)
-    console = Console()
+    encoders, console = check_study(described, part), Console()
+    if missing := missing_weights(console, encoders, progress, dry_run):
+        described = leave_out(described, missing)
+        progress = start(described, out, records)
+        part = part_of(progress, only)
     if dry_run:
         print_plan(console, described, part)
         return
@@ -105,8 +116,9 @@ def study(
     summarise(console, described, out, progress, records)
 
 
-def check_study(study: "Study", progress: "Mapping[str, Progress]") -> None:
-    """Fail now where a command would fail after hours: its flags are parsed, one of each sort, and not more."""
+def check_study(study: "Study", progress: "Mapping[str, Progress]") -> "dict[str, EncoderConfig]":
+    """Fail now where a command would fail after hours: its flags are parsed, one of each sort, and not more.
+    Returns the pretrained encoders that will be needed, by method."""
     from atlas_wm.cli.app import parse
     from atlas_wm.recipes import recipe_config
     from atlas_wm.study.tuning import UNKNOWN
@@ -118,6 +130,7 @@ def check_study(study: "Study", progress: "Mapping[str, Progress]") -> None:
         for path in paths:
             find_dataset(path)
     seen = set[Any]()
+    encoders: dict[str, EncoderConfig] = {}
     for p in progress.values():
         unit, run = p.unit, p.unit.run
         flags = unit.command[2:] if unit.kind == "eval" else ()
@@ -130,9 +143,33 @@ def check_study(study: "Study", progress: "Mapping[str, Progress]") -> None:
             given = parse([part.replace(UNKNOWN, "1") for part in unit.command])
             if unit.kind == "eval" and run is not None:
                 given["search"].applied_to(recipe_config(run.recipe, run.method, run.task).plan)
+            if unit.kind in ("try", "train") and run is not None and given["config"].model.encoder.frozen:
+                encoders[run.method] = given["config"].model.encoder
         except (SystemExit, UserError) as error:  # the parser has said why
             why = f" ({error})" if isinstance(error, UserError) else ""
             raise UserError(f"`atlas {' '.join(unit.command)}`, which the study would run, fails{why}") from error
+    return encoders
+
+
+def missing_weights(
+    console: Console, encoders: "Mapping[str, EncoderConfig]", progress: "Mapping[str, Progress]", dry_run: bool
+) -> dict[str, str]:
+    """Methods whose pretrained weights cannot be loaded, and the file that they need. A dry run downloads none."""
+    from atlas_wm.convert.dinov2 import weights_name, weights_obstacle
+
+    found = {}
+    done = {p.unit.run.method for p in progress.values() if p.unit.run and p.state == "done"}
+    for method, encoder in encoders.items():
+        name = weights_name(encoder.weights)
+        if dry_run and encoder.weights is None:
+            text = "comes from the hub, or --encoder-weights names it; without it the other methods run"
+            console.print(f"{method} needs {name}: it {text}", highlight=False, soft_wrap=True)
+        elif (why := weights_obstacle(encoder)) and method in done:
+            raise UserError(f"some runs of {method} are done, and the others need its weights: {why}")
+        elif why:
+            console.print(f"[yellow]{method} is left out[/]: {escape(why)}", highlight=False, soft_wrap=True)
+            found[method] = f"needs {name}"
+    return found
 
 
 @contextmanager
@@ -249,7 +286,7 @@ def print_plan(console: Console, study: "Study", progress: "Mapping[str, Progres
         total, size = total + (guess.seconds or 0), size + guess.bytes
         unknown_time += guess.seconds is None
         console.print(f"[bold]run[/]   {p.unit.name} ({p.why}; {about})", highlight=False)
-        console.print(f"      [dim]atlas {' '.join(p.unit.command)}[/]", highlight=False, soft_wrap=True)
+        console.print(f"      [dim]atlas {shlex.join(p.unit.command)}[/]", highlight=False, soft_wrap=True)
     todo = sum(p.state != "done" and bool(p.unit.command) for p in progress.values())
     where = f"{gpus} GPU{'s' if gpus > 1 else ''}" if gpus else f"{cores} CPU cores"
     time_of_all = f"about {duration(total)} one after the other"
@@ -278,6 +315,8 @@ def summarise(
         if one.chosen:
             text = "{task} {method} {recipe}: {weights} ({factor:g} times the recipe's; planning score {score:.3f})"
             console.print(text.format(**one.row), highlight=False)
+    for method, why in study.left_out.items():
+        console.print(f"{method} was not run: {escape(why)}", highlight=False, soft_wrap=True)
     if rows:
         with (out / "study.csv").open("w", newline="") as file:
             writer = csv.DictWriter(file, list(rows[0]))

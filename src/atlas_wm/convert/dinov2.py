@@ -9,14 +9,28 @@ from safetensors.torch import load_file
 from timm.models.vision_transformer import checkpoint_filter_fn
 from torch import Tensor
 
+from atlas_wm.config import EncoderConfig
 from atlas_wm.errors import UserError, reason
 from atlas_wm.models.encoders import Encoder, ViTEncoder
 
 HUB_REPO, HUB_FILE = "timm/vit_small_patch14_dinov2.lvd142m", "model.safetensors"
 REMEDY = (
     f"download {HUB_FILE} of {HUB_REPO} from the Hugging Face hub, or the original dinov2_vits14_pretrain.pth, "
-    f"and pass it with --model.encoder.weights FILE"
+    f"and pass it with --model.encoder.weights FILE (in a study: --encoder-weights METHOD=FILE)"
 )
+
+
+def weights_name(weights: str | None) -> str:
+    return Path(weights).name if weights else f"{HUB_FILE} of {HUB_REPO}"
+
+
+def weights_obstacle(config: EncoderConfig) -> str:
+    """Why the weights of a frozen encoder cannot be loaded, tried as training does it; "" if they can."""
+    try:
+        load_dinov2(ViTEncoder(config), config.weights)
+    except UserError as error:
+        return str(error)
+    return ""
 
 
 def load_dinov2(encoder: Encoder, weights: str | None) -> None:

@@ -2,7 +2,7 @@
 
 import os
 import shutil
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -57,18 +57,22 @@ SECTIONS: list[Callable[[Study], Section]] = [
 
 
 def write_report(
-    runs: Sequence[str | Path], out: str | Path | None = None, tuning: str | Path | None = None
+    runs: Sequence[str | Path],
+    out: str | Path | None = None,
+    tuning: str | Path | None = None,
+    left_out: Mapping[str, str] | None = None,
 ) -> Path:
     """Write the report of these runs and return the path of its page.
 
     ``out``: folder; default: ``report/`` in the run folder, or next to the run folders if there are several.
-    ``tuning``: the table of tries of a study, tuning.csv.
+    ``tuning``: the table of tries of a study, tuning.csv. ``left_out``: methods that were not run, and why.
     """
     folders = [Path(run) for run in runs]
     if not folders:
         raise UserError("a report needs at least one run folder")
     study = read_study(folders)
     study.tries = read_tries(Path(tuning)) if tuning else []
+    study.left_out = left_out or {}
     folder = Path(out) if out else default_folder(folders)
     files = {Figure: folder / "figures", Table: folder / "tables"}
     if not out and len(folders) == 1:

@@ -3,7 +3,7 @@
 import csv
 import json
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import pairwise
@@ -107,6 +107,7 @@ class Study:
     runs: list[Run]
     problems: list[str] = field(default_factory=list)
     tries: list[Try] = field(default_factory=list)
+    left_out: Mapping[str, str] = field(default_factory=dict)  # methods that were not run, and why
 
     @property
     def repeated(self) -> list[Run]:
@@ -122,7 +123,7 @@ class Study:
 
     @property
     def with_repeated(self) -> "Study":
-        return Study([*self.runs, *self.repeated], self.problems)
+        return Study([*self.runs, *self.repeated], self.problems, left_out=self.left_out)
 
     @cached_property
     def groups(self) -> list[Group]:

@@ -58,6 +58,8 @@ def main_section(study: Study) -> Section:
                 {**success_row(label, where, r, shares.get(label, ())), "training_minutes": minutes.get(label)}
                 for label, _, _, r in policies
             ]
+            measured = sum(r["policy"] not in REFERENCES for r in records)
+            records[measured:measured] = [_unmeasured(records[0], *one) for one in study.left_out.items()]
             for column, key in (
                 ("Success, %", "success"),
                 ("ID half, %", "success_id"),
@@ -174,17 +176,25 @@ def _cells(record: dict[str, Any]) -> list[str]:
         value, std = record[key], record[spread]
         return "not available" if value is None else f"{value:.1f}" + ("" if std is None else f" ± {std:.1f}")
 
+    first, over = [record["condition"], record["policy"]], record["std_over"] or "one seed"
+    if "left_out" in record:
+        return [*first, record["left_out"], "–", "–", over, "–", "–", *("–" for _ in OPTIONAL)]
     return [
-        record["condition"],
-        record["policy"],
+        *first,
         share("success_percent", "std"),
         share("success_id_percent", "success_id_std"),
         share("success_ood_percent", "success_ood_std"),
-        record["std_over"] or "one seed",
+        over,
         str(record["episodes"]),
         f"{record['solved_at_start_percent']:.1f}",
         *("–" if record[key] is None else f"{record[key]:.{digits}f}" for key, digits in OPTIONAL.values()),
     ]
+
+
+def _unmeasured(other: dict[str, Any], method: str, why: str) -> dict[str, Any]:
+    """The row of a method that was not run, beside another of its condition."""
+    shared = {name: other[name] for name in ("condition", "std_over")}
+    return dict.fromkeys(other) | shared | {"policy": method_name(method), "left_out": why}
 
 
 def _minutes(runs: Sequence[Run]) -> float | None:

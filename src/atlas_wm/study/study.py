@@ -1,6 +1,7 @@
 """What a study compares: a named one, or a TOML file of your own (docs/guides/study.md)."""
 
 import tomllib
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import product
 from pathlib import Path
@@ -114,6 +115,8 @@ class Study:
     head: tuple[str, ...] = ()
     """Flags of `atlas head`, which fits the head for evaluations with --cost temporal."""
     diagnostics: tuple[str, ...] = ("all",)
+    left_out: dict[str, str] = field(default_factory=dict)
+    """Methods that are not run, and why: rows of the report's table. Those whose weights are missing are added."""
     mark: float | None = None
     """Success in % that a run has to reach in every evaluation; the summary says which runs do."""
 
@@ -224,7 +227,7 @@ STUDIES = {
         ),
     ),
     "ablation": Study(methods=ARMS, recipes=("paper",)),
-    "paper": Study(("tworoom", "pusht", "cube"), (*ARMS, "pldm", "fast-wm"), seeds=3, part="all"),
+    "paper": Study(("tworoom", "pusht", "cube"), (*ARMS, "pldm", "dino-wm", "fast-wm"), seeds=3, part="all"),
     "fair": Study(  # the paper's weights beside those that five tries chose for each method
         ("tworoom", "pusht", "cube"),
         ("atlas", "wemreg", "lewm+ood", "lewm", "pldm", "fast-wm"),
@@ -267,6 +270,26 @@ def read_study(name: str) -> Study:
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
         raise UserError(f"{name} cannot be read as TOML: {reason(error)}") from error
     return from_dict(Study, data, name)
+
+
+def with_weights(study: Study, given: Sequence[str] | None) -> Study:
+    """Pretrained weights of encoders, written as METHOD=FILE."""
+    settings = dict(study.method_settings)
+    for text in given or ():
+        method, equals, file = text.partition("=")
+        if not equals or method not in study.methods:
+            known = ", ".join(study.methods)
+            raise UserError(f"--encoder-weights takes METHOD=FILE for one of the methods {known}, not {text}")
+        settings[method] = settings.get(method, {}) | {"model.encoder.weights": file}
+    return replace(study, method_settings=settings)
+
+
+def leave_out(study: Study, methods: Mapping[str, str]) -> Study:
+    """The study without these methods, and why."""
+    rest = tuple(method for method in study.methods if method not in methods)
+    if not rest:
+        raise UserError("the study has no method that can be trained: name the weights, or other --methods")
+    return changed(study, methods=rest, left_out={**study.left_out, **methods})
 
 
 def changed(study: Study, **given: Any) -> Study:

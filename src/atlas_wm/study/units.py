@@ -134,6 +134,8 @@ def units_of(study: Study, out: Path, chosen: Mapping[Tuned, float] | None = Non
     command = ["report", *map(str, runs.values()), "--out", str(out / "report")]
     tried = {"tries": [u.key for u in units.values() if u.kind == "try"]} if tries else {}
     command += ["--tuning", str(out / TUNING)] if tries else []
+    left_out = [f"{method}={why}" for method, why in study.left_out.items()]
+    command += ["--left-out", *left_out] if left_out else []
     add("report", "report", command, out / "report" / "index.html", needs, **tried)
     return units
 
