@@ -19,8 +19,8 @@ from atlas_wm.data.dataset import EpisodeData
 from atlas_wm.errors import UserError
 from atlas_wm.models.temporal_head import TemporalHead
 from atlas_wm.report import page
+from atlas_wm.report.ablation import ablation_section
 from atlas_wm.report.films import cases_section
-from atlas_wm.report.success import ablation_section
 from atlas_wm.rng import make_rng
 from atlas_wm.runs.files import MOST_SETTINGS, read_json
 from atlas_wm.runs.folder import BANK, DEMONSTRATIONS, TEMPORAL_HEAD, WEIGHTS, read_run, writable_folder

@@ -4,8 +4,10 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from scipy import stats
 
-from atlas_wm.report.intervals import paired
+from atlas_wm.report.intervals import paired, success_over_runs, with_seeds
+from atlas_wm.report.style import Estimate
 from atlas_wm.report.table import interval_line
 from made_up_results import episode, evaluation, policy
 
@@ -55,6 +57,83 @@ def test_only_common_episodes_of_runs_with_the_same_key_count():
     assert d.by_run == pytest.approx((100 / 3, 50)) and (d.won, d.lost) == (2, 0)
     assert d.points == pytest.approx(100 * 2 / 5) and d.range_text == "+33.3 to +50.0"
     assert paired({1: result([1])}, {1: result([1], seed=43)}) is None and paired({}, {}) is None
+
+
+def test_seeds_that_agree_add_nothing_and_certain_demonstrations_leave_a_t_interval():
+    assert with_seeds(90, [90, 90, 90], 84, 93) == pytest.approx((84, 93))
+    rates = [88.0, 91.0, 94.0]
+    expected = stats.t.interval(0.95, 2, np.mean(rates), stats.sem(rates))
+    assert with_seeds(91, rates, 91, 91) == pytest.approx(expected)
+    assert expected[1] - expected[0] == pytest.approx(2 * 4.303 * 3 / np.sqrt(3), rel=1e-3)  # 3 is divided by n − 1
+    joined = with_seeds(91, rates, 87, 93)
+    assert [(91 - joined[0]) ** 2, (joined[1] - 91) ** 2] == pytest.approx(
+        [(91 - expected[0]) ** 2 + 4**2, (expected[1] - 91) ** 2 + 2**2]
+    )
+
+
+def test_success_of_equal_runs_is_as_sure_as_that_of_one_over_its_demonstrations():
+    won = np.random.default_rng(2).random(300) < 0.7
+    twice = success_over_runs([result(won).model] * 2, False)
+    assert twice == success_over_runs([result(won).model] * 5, False)
+    assert twice == pytest.approx(100 * (won.mean() + np.array([-1.96, 1.96]) * won.std() / np.sqrt(300)), abs=0.7)
+    alike = success_over_runs([result(np.repeat(won, 9), np.repeat(np.arange(300), 9)).model] * 2, False)
+    assert alike == pytest.approx(twice)  # more rows of a demonstration say nothing new
+    assert success_over_runs([result(won).model], False) is None
+
+
+def test_equal_outcomes_everywhere_are_not_certain():
+    low, high = success_over_runs([result([1] * 20).model] * 3, False)
+    assert high == 100 and low == pytest.approx(100 * 20 / (20 + 1.96**2))
+
+
+def test_a_half_has_the_episodes_of_the_half_and_solved_ones_are_left_out():
+    """The OOD half always succeeds; of the ID half what is solved at the start, and nothing else."""
+    episodes = [episode(k, k % 3 != 0, episode=k, ood=k % 3 == 2, solved_at_start=k % 3 == 1) for k in range(90)]
+    rates = {"": {42: 200 / 3}, "id": {42: 50.0}, "ood": {42: 100.0}}
+    models = [policy({42: episodes}, rates)] * 2
+    assert success_over_runs(models, False, "ood")[0] == pytest.approx(100 * 30 / (30 + 1.96**2))
+    ends = success_over_runs(models, False, "id")
+    assert ends == pytest.approx(50 + 100 * np.array([-1.96, 1.96]) * 0.5 / np.sqrt(60), abs=2)
+    unsolved = success_over_runs([policy({42: episodes}, {**rates, "id": {42: 0.0}})] * 2, True, "id")
+    assert unsolved == pytest.approx((0, 100 * 1.96**2 / (30 + 1.96**2)))
+
+
+def test_the_difference_of_several_pairs_has_both_intervals():
+    """Each training seed is compared with itself: there the first wins 4, 5 and 6 of 10 more."""
+    first = {seed: result([1] * (4 + i) + [0] * (6 - i)) for i, seed in enumerate((1, 2, 3))}
+    second = {seed: result([0] * 10) for seed in (3, 1, 2)}
+    d = paired(first, second)
+    assert d.by_run == pytest.approx((40, 50, 60)) and d.points == pytest.approx(50)
+    assert (d.seeds_low, d.seeds_high) == d.interval == with_seeds(50, [40, 50, 60], d.low, d.high)
+    assert d.seeds_low < d.low < d.high < d.seeds_high
+    assert d.text == f"+50.0 [{d.seeds_low:+.1f}, {d.seeds_high:+.1f}]"
+    one = paired({1: first[1]}, {1: second[1]})
+    assert (one.seeds_low, one.seeds_high) == (None, None) and one.interval == (one.low, one.high)
+    level = paired(dict.fromkeys((1, 2), first[1]), dict.fromkeys((1, 2), second[1]))
+    assert level.interval == pytest.approx((level.low, level.high)) == (one.low, one.high)
+
+
+def test_the_interval_holds_the_truth_for_other_seeds_and_demonstrations():
+    """Three training seeds with effects of their own, 60 demonstrations, true success 70 %. The bootstrap over
+    demonstrations alone holds it far less often than it says."""
+    rng, held, held_alone, times = np.random.default_rng(3), 0, 0, 150
+    nothing = {seed: result([0] * 60) for seed in range(3)}
+    for _ in range(times):
+        easy = rng.normal(0, 0.1, 60)
+        chances = 0.7 + rng.normal(0, 0.1, (3, 1)) + easy
+        runs = {seed: result(rng.random(60) < chances[seed]) for seed in range(3)}
+        low, high = success_over_runs([run.model for run in runs.values()], False)
+        alone = paired(runs, nothing)
+        held += low <= 70 <= high
+        held_alone += alone.low <= 70 <= alone.high
+    assert held / times > 0.93 and held_alone / times < 0.85
+
+
+def test_the_mean_of_several_runs_is_drawn_with_the_same_interval():
+    assert Estimate.of([(0.7, 0.6, 0.8)]) == Estimate(0.7, 0.6, 0.8)
+    found = Estimate.of([(0.7, 0.6, 0.8), (0.8, 0.7, 0.9), (None, None, None)], 0, 1)
+    assert (found.low, found.high) == pytest.approx((max(0, with_seeds(0.75, [0.7, 0.8], 0.65, 0.85)[0]), 1))
+    assert Estimate.of([(3.0, None, None), (5.0, None, None)]).high == pytest.approx(4 + stats.t.ppf(0.975, 1))
 
 
 def test_a_failure_counts_as_the_whole_budget():

@@ -2,6 +2,7 @@
 
 import csv
 import json
+from itertools import combinations_with_replacement
 from pathlib import Path
 
 import numpy as np
@@ -9,6 +10,7 @@ import pytest
 from made_up import change, make_run
 from matplotlib.figure import Figure
 from PIL import Image
+from scipy import stats
 
 from atlas_wm.errors import UserError
 from atlas_wm.evaluate.evaluate import evaluate
@@ -18,7 +20,7 @@ from atlas_wm.report import naming
 from atlas_wm.report.films import film_gif, film_strips, read_films
 from atlas_wm.report.page_table import Table
 from atlas_wm.report.runs import read_study
-from atlas_wm.report.table import markdown, success_rows, write_csv
+from atlas_wm.report.table import markdown, row_rate, success_rows, write_csv
 from atlas_wm.report.training import curve_panels, settings_section, training_curves
 from atlas_wm.runs.files import write_json
 from atlas_wm.runs.films import films_path
@@ -36,12 +38,35 @@ def report(method: str, offset: int, rates: dict[int, float]) -> EvaluationResul
     return evaluation(outcome(rates), floor, ceiling, method=method, offset=offset)
 
 
-def test_the_spread_is_over_runs_where_there_are_several():
-    rows = success_rows([report("atlas", 50, {42: 90.0, 43: 80.0}), report("atlas", 50, {42: 100.0, 43: 90.0})])
-    atlas = next(r for r in rows if r["policy"] == "ATLAS")
-    assert (atlas["success_percent"], atlas["std"], atlas["std_over"], atlas["episodes"]) == (90.0, 5.0, "runs", 20)
-    (alone,) = (r for r in success_rows([report("atlas", 50, {42: 90.0, 43: 80.0})]) if r["policy"] == "ATLAS")
-    assert (alone["success_percent"], alone["std"], alone["std_over"]) == (85.0, 5.0, "evaluation seeds")
+def test_several_runs_have_an_interval_over_training_seeds_and_one_run_does_not():
+    """Means 62, 60 and 58 with no spread over demonstrations: 60 ± t₂ · 2/√3. One run: over its evaluation seeds,
+    divided by their number as in the paper."""
+    runs = [report("atlas", 50, {42: rate + 5, 43: rate - 5}) for rate in (62.0, 60.0, 58.0)]
+    counts = [[e.success for mine in r.model.episodes.values() for e in mine] for r in runs]
+    assert all(map(all, counts))  # 1 demonstration, always solved: its interval is that of Wilson
+    (row,) = (r for r in success_rows(runs) if r["policy"] == "ATLAS")
+    half, least = stats.t.ppf(0.975, 2) * 2 / np.sqrt(3), 100 / (1 + 1.96**2)
+    assert row["high"] == pytest.approx(min(100, 60 + np.hypot(half, 40)), abs=0.01)
+    assert row["low"] == pytest.approx(60 - np.hypot(half, 60 - least), abs=0.01)
+    assert (row["success_percent"], row["std"], row["std_over"], row["runs"]) == (60.0, None, None, 3)
+    (alone,) = (r for r in success_rows(runs[:1]) if r["policy"] == "ATLAS")
+    assert (alone["success_percent"], alone["std"], alone["std_over"]) == (62.0, 5.0, "evaluation seeds")
+    assert (alone["low"], alone["high"], alone["runs"]) == (None, None, 1)
+    assert row_rate(alone).text == "62.0 ± 5.0" and row_rate(row).text == "60.0 [{low:.1f}, {high:.1f}]".format(
+        **row
+    )
+    assert f"60.0 % [{row['low']:.1f}, {row['high']:.1f}]" in markdown(success_rows(runs))
+
+
+def test_the_spread_of_one_run_is_that_of_the_paper():
+    """Its table has 50.80 ± 0.68 over five seeds of 200 episodes: of rates in steps of 0.5 only divided by 5."""
+    rates = [step / 2 for step in range(96, 108)]
+    found = [five for five in combinations_with_replacement(rates, 5) if sum(five) == 5 * 50.8]
+    assert {0.68} & {round(float(np.std(five)), 2) for five in found}
+    assert not {0.68} & {round(float(np.std(five, ddof=1)), 2) for five in found}
+    five = next(five for five in found if round(float(np.std(five)), 2) == 0.68)
+    (row,) = (r for r in success_rows([report("atlas", 50, dict(enumerate(five)))]) if r["policy"] == "ATLAS")
+    assert row_rate(row).text == "50.8 ± 0.7" and row["std"] == 0.68
 
 
 def test_seconds_per_plan_is_planning_time_of_what_plans(tmp_path):

@@ -86,7 +86,7 @@ def test_success_against_the_score_has_a_point_for_every_run(tmp_path):
     assert "Spearman" not in few and "4 runs" in few
     success = only(main_section(read_study(runs)), Table)
     rows = [dict(zip(success.header, row, strict=True)) for row in success.rows]
-    of = {row["Policy"]: row["Training, min"] for row in rows}
+    of = {row["Policy"]: row["Steps, min"] for row in rows}
     assert of["ATLAS (3 runs)"] == "6.7"  # 100 steps of 128 clips at 64 clips/s, 200 at 128
     assert of["Random actions"] == "–"
 
@@ -96,7 +96,7 @@ def test_runs_without_a_speed_or_a_score_have_neither_column_nor_point(tmp_path)
     (run / "metrics.csv").write_text("step,total\n100,1\n")
     study = read_study([run])
     assert not score_section(study).blocks
-    assert "Training, min" not in only(main_section(study), Table).header
+    assert "Steps, min" not in only(main_section(study), Table).header
 
 
 def test_a_tuned_recipe_has_a_row_of_its_own_even_with_the_same_weights(tmp_path):

@@ -1,5 +1,6 @@
 """Captions: what each figure shows, how to read it, and what the paper found."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from atlas_wm.report import paper
@@ -13,6 +14,10 @@ class Caption:
     paper: str = ""  # empty: the paper has no such figure
 
 
+SEVERAL = (
+    "With several runs, the bar is their mean and the line its 95 % interval for other training seeds, too: wide, "
+    "because seeds are few."
+)
 STATE = Caption(
     "How much of the environment's state each representation of the frozen model holds. A small MLP learns to read "
     "a coordinate from the representation of training episodes. The bar is its R² on held-out episodes: the share "
@@ -20,30 +25,29 @@ STATE = Caption(
     "coordinate's unit.",
     "Longer is better. At 1 the coordinate can be read exactly, at 0 or below not at all; no bar is drawn below 0. "
     "The planner cannot see a coordinate that z does not hold. If mean patch or CLS hold it and z does not, the "
-    "projection to z loses it. With several runs, the bar is their mean and the line spans from the lowest to the "
-    "highest.",
+    "projection to z loses it. " + SEVERAL,
 )
 WAYS = Caption(
     "Success of the same models on the same episodes, for every way to plan that was evaluated: another cost, "
     "another start of the search, more frequent replanning.",
-    "Longer is better. Lines are 95 % intervals over episodes; with several runs, the bar is their mean and the "
-    "line spans from the lowest to the highest. Plans share episodes, so compare them in the table, which pairs "
-    "episodes.",
+    "Longer is better. Lines are 95 % intervals over episodes. "
+    + SEVERAL
+    + " Plans share episodes, so compare them "
+    "in the table, which pairs episodes.",
 )
 DIFFERENCES = Caption(
     "How many points of success one method has more than another, on the same episodes; and a tuned recipe more "
     "than the same one untuned. Runs with the same training seed are compared, episode by episode.",
-    "Right of 0, the first of the two is better. The line is the 95 % interval of a bootstrap over demonstrations: "
-    "if it includes 0, the episodes do not tell the two apart. It does not include the chance of training: the "
-    "table has the differences of single training seeds.",
+    "Right of 0, the first of the two is better. The line is a 95 % interval: if it includes 0, chance may explain "
+    "the difference. With several training seeds it is for other training seeds and other demonstrations, with one "
+    "for these two runs on other demonstrations.",
 )
 MARGINAL = Caption(
     "The model encodes frames that random actions lead to; no demonstration contains them. Four statistics "
     "compare their latents with the standard Gaussian that training aims for: the norm of the mean (0 for a "
     "Gaussian), the distance of the covariance from the identity, the median Cramér–von Mises statistic over "
     "one-dimensional projections, and the same after whitening, which only measures the shape.",
-    "Shorter is better. The dashed line is the value of a true Gaussian sample of the same size. With several "
-    "runs, the bar is their mean and the line spans from the lowest to the highest.",
+    "Shorter is better. The dashed line is the value of a true Gaussian sample of the same size. " + SEVERAL,
     "Methods with WEMReg improve several of the four statistics, most clearly covariance and projections on "
     "TwoRoom, but not every statistic on every task.",
 )
@@ -60,8 +64,8 @@ ROLLOUT = Caption(
     "All models start from the same states and follow the same action sequences. The curve is the distance "
     "between the predicted latent and the latent of the frame that really follows, divided by ℓ, the model's "
     "typical distance between states. Lines are medians over start states (of the median over sequences), bands "
-    "are 95 % bootstrap intervals. With several runs, the line is their mean and the band spans from the lowest "
-    "to the highest. One model step is several environment steps (the frameskip; 5 in the paper).",
+    "are 95 % bootstrap intervals; with several runs, of their mean and for other training seeds, too. One model "
+    "step is several environment steps (the frameskip; 5 in the paper).",
     "Lower is better. At 1, the prediction is as far from the truth as a typical other state. The right end "
     "matters most: there the planner compares plans with the goal.",
     "ATLAS is below LeWM at every horizon on PushT and TwoRoom, and the gap tends to grow with the horizon.",
@@ -71,7 +75,7 @@ RELATIONAL = Caption(
     "and for each final state and the goal, we compare the distance in the planning latent with the distance in "
     "the encoder's mean patch features. Both are standardised and divided by the mean distance in a bank of "
     "training frames. Bars show the root mean square, the 95th percentile and the maximum of the difference: "
-    "medians over start states, with 95 % bootstrap intervals (with several runs, their range).",
+    "medians over start states, with 95 % bootstrap intervals. " + SEVERAL,
     "Shorter is better. At 0, the latent has exactly the distances of the patch features. The maximum, the worst "
     "pair, enters the planning bound in the next section.",
     "OOD-recovery trains for low distortion and lowers it. A Gaussian regulariser alone does not train for it.",
@@ -100,7 +104,7 @@ VARIATIONS = Caption(
     "a novelty above the 99th percentile.",
     "A variation with a short coloured bar and a long grey one fails, and its plans say so. Two short bars are the "
     "dangerous case: failures without a warning. Two long bars: the plans work in a scene that was never tested. "
-    "Lines are 95 % Wilson intervals over episodes; with several runs, the lowest and the highest.",
+    "Lines are 95 % Wilson intervals over episodes. " + SEVERAL,
 )
 CASES = Caption(
     "Each row shows one method on the same start and goal: frames from the environment, with the step above "
@@ -145,6 +149,32 @@ TRAINING = Caption(
 )
 
 
+_JOINED = (
+    "At each side it is the root of two squared distances: of the t interval over training seeds (n − 1 degrees of "
+    "freedom) and of a bootstrap over demonstrations."
+)
+INTERVAL = (
+    "Brackets: 95 % interval of the mean over n runs, for other training seeds and other demonstrations. " + _JOINED
+)
+DEVIATION = (
+    "±: standard deviation over the evaluation seeds of one run, divided by their number as in the paper; it says "
+    "nothing about other training seeds."
+)
+DIFFERENCES_NOTE = (
+    "Brackets: 95 % interval, with several training seeds for others and for other demonstrations. "
+    + _JOINED
+    + " With one training seed it is of the bootstrap alone, as “these runs alone” is. Won: episodes that only the "
+    "first solves; lost: that only the second does. By training seed: from the lowest to the highest."
+)
+
+
+def spreads(rates: Iterable[tuple[float | None, ...]]) -> str:
+    """What the brackets and the ± behind these means are: (mean, low, high, standard deviation)."""
+    found = list(rates)
+    intervals, deviations = any(rate[1] is not None for rate in found), any(rate[3] is not None for rate in found)
+    return " ".join([INTERVAL] * intervals + [DEVIATION] * deviations)
+
+
 def success(task_names: dict[str, str]) -> Caption:
     """With the paper's numbers for these tasks."""
     return Caption(
@@ -152,7 +182,8 @@ def success(task_names: dict[str, str]) -> Caption:
         "two frames of one demonstration, “offset” steps apart. The episodes are split at the median novelty of "
         "their demonstration, computed from true states without any model. The ID half (solid bars) stays close "
         "to the training data, the OOD half (hatched bars) goes where training data are sparse.",
-        "Longer is better. The line on a bar is ± one standard deviation. Grey bars need no model: random "
+        "Longer is better. The line on a bar is the 95 % interval for other training seeds and demonstrations, or "
+        "with one training seed ± the standard deviation over evaluation seeds. Grey bars need no model: random "
         "actions are the floor, replaying the demonstration's actions is the ceiling. Compare methods within a "
         "half: one half may be harder for another reason than novelty, such as more goals behind a wall.",
         "ATLAS beats LeWM on both halves of all three tasks, by most on the OOD half of TwoRoom. DINO-WM, whose "
@@ -170,7 +201,7 @@ def probe(task_names: dict[str, str]) -> Caption:
         "The grey bar and the dashed line (oracle) show how well the novelty of the true state predicts failure. "
         "The planning latent z should agree with the oracle; a longer bar is not always better. If z is far "
         "below the oracle, the model does not notice unfamiliar states. 0.5 is chance. Lines on bars are 95 % "
-        "bootstrap intervals (with several runs, their range).",
+        "bootstrap intervals. " + SEVERAL,
         "In LeWM, patch features and CLS carry the signal, but z loses it. In ATLAS, z keeps it."
         + _quoted("AUROC of z / oracle", paper.PROBE, task_names, "{:.2f} / {:.2f}"),
     )
@@ -179,8 +210,8 @@ def probe(task_names: dict[str, str]) -> Caption:
 def ablation(task: str) -> str:
     known = paper.ABLATION.get(task)
     return (
-        "Success over all episodes ± one standard deviation over runs, or over evaluation seeds if there is one "
-        "run. Compare the rows for the effect of WEMReg and the columns for that of OOD-recovery. In the paper, "
+        "Over all episodes, in every condition that all four methods have; the highest of the four is bold. "
+        "Compare the rows for the effect of WEMReg and the columns for that of OOD-recovery. In the paper, "
         "the full objective has the highest mean on all three tasks, but is only slightly better than the better "
         "single term."
         + (

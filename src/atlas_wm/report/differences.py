@@ -15,10 +15,10 @@ from atlas_wm.report.runs import TUNED, Group, Study
 from atlas_wm.report.section import Section, per_task
 from atlas_wm.report.style import ALPHAS, Bar, Estimate, Figure, Panel, bars, bars_height
 from atlas_wm.report.success import condition_text, conditions
-from atlas_wm.runs.results import EvaluationResult
 
 OURS = "atlas"  # which the others are compared with
-HEADER = ["Task", "Condition", "Compared", "Points of success", "Won, lost", "By training seed"]
+HEADER = ["Task", "Condition", "Compared", "Points of success", "These runs alone"]
+HEADER += ["Won, lost", "Training seeds", "By training seed"]
 
 
 class Compared(NamedTuple):
@@ -48,16 +48,17 @@ def differences_section(study: Study) -> Section:
                 Panel(per_task(where, task, study), partial(_draw, rows=compared), bars_height(len(compared)) + 0.3)
             )
             for name, _, d in compared:
-                by_seed = d.range_text or "one seed"
-                rows.append([task_name(task), where, name, d.text, f"{d.won}, {d.lost}", by_seed])
+                alone = f"{d.low:+.1f} to {d.high:+.1f}" if len(d.by_run) > 1 else "–"
+                rows.append([task_name(task), where, name, d.text, alone, f"{d.won}, {d.lost}", str(len(d.by_run)),
+                             d.range_text or "–"])  # fmt: skip
                 by_run = " ".join(f"{points:.2f}" for points in d.by_run)
                 data.append({"task": task, "condition": where, "compared": name} | d._asdict() | {"by_run": by_run})
     if panels:
-        note = "Won: episodes that only the first solves; lost: that only the second does."
+        note = captions.DIFFERENCES_NOTE
         table = Table("differences", "Differences in success", HEADER, rows, data, note)
         section.blocks += [
             Figure("differences", "Differences in success, points", panels, captions.DIFFERENCES, 3),
-            table.without_constant("Task", "Condition", "By training seed"),
+            table.without_constant("Task", "Condition", "These runs alone", "Training seeds", "By training seed"),
         ]
     return section
 
@@ -65,13 +66,13 @@ def differences_section(study: Study) -> Section:
 def _compared(groups: Sequence[Group], condition: str) -> Iterator[Compared]:
     for first, second in permutations(groups, 2):
         name = _name(first, second) if first.runs[0].folder != second.runs[0].folder else ""
-        if name and (difference := paired(_by_seed(first, condition), _by_seed(second, condition))):
+        if name and (difference := paired(first.by_seed(condition), second.by_seed(condition))):
             yield Compared(name, first, difference)
 
 
 def _name(first: Group, second: Group) -> str:
     """Of a pair that is compared: of two methods with one recipe, or of two recipes of one method."""
-    recipe, other = (str(group.runs[0].config.get("recipe")) for group in (first, second))
+    recipe, other = first.recipe, second.recipe
     if first.method == OURS != second.method and recipe == other:
         return f"{method_name(first.method)} against {method_name(second.method)}, {recipe}"
     if first.method == second.method and recipe != other == recipe.removesuffix(TUNED):
@@ -79,14 +80,10 @@ def _name(first: Group, second: Group) -> str:
     return ""
 
 
-def _by_seed(group: Group, condition: str) -> dict[int | None, EvaluationResult]:
-    return {run.seed: run.evaluations[condition].result for run in group.runs if condition in run.evaluations}
-
-
 def _draw(axes: Axes, rows: Sequence[Compared]) -> None:
     drawn = []
     for name, group, d in rows:
-        estimate = Estimate(d.points, d.low, d.high)
+        estimate = Estimate(d.points, *d.interval)
         drawn.append(Bar(name, estimate, group.colour, ALPHAS[min(group.variant, 2)], f"{d.points:+.1f}"))
     bars(axes, drawn, reference=(0.0, ""))
     axes.set_xlabel("points of success")

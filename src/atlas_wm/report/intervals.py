@@ -1,14 +1,17 @@
 """How sure a success rate is, and the difference of two policies on the same episodes."""
 
-from collections.abc import Iterator, Mapping
-from math import sqrt
+from collections.abc import Iterator, Mapping, Sequence
+from math import hypot, sqrt
+from statistics import mean, stdev
 from typing import Any, NamedTuple
 
 import numpy as np
+from scipy.stats import t
 
-from atlas_wm.runs.results import EpisodeResult, EvaluationResult
+from atlas_wm.runs.results import EpisodeResult, EvaluationResult, Half, PolicyResult
 
 RESAMPLES = 1000
+Interval = tuple[float, float]
 
 
 def wilson(percent: float | None, count: int) -> tuple[float | None, float | None, float | None]:
@@ -21,26 +24,70 @@ def wilson(percent: float | None, count: int) -> tuple[float | None, float | Non
     return percent, 100 * (centre - half), 100 * (centre + half)
 
 
-def success_interval(result: EvaluationResult) -> tuple[float | None, float | None, float | None]:
-    """Of the model, in percent, with the ends of its 95 % interval."""
-    counted = [episode.success for _, episode in _counted(result)]
+def success_interval(results: Sequence[EvaluationResult]) -> tuple[float | None, float | None, float | None]:
+    """Of the models of one condition, in percent, with the ends of its 95 % interval: over runs and demonstrations,
+    or over the episodes of a single run."""
+    models, leave_out_solved = [result.model for result in results], results[0].protocol.leave_out_solved
+    if over_runs := success_over_runs(models, leave_out_solved):
+        return mean(rate for m in models if (rate := m.success_mean) is not None), *over_runs
+    counted = [episode.success for model in models for _, episode in _counted(model, leave_out_solved)]
     return wilson(100 * sum(counted) / len(counted) if counted else None, len(counted))
 
 
+def with_seeds(value: float, by_run: Sequence[float], low: float, high: float) -> Interval:
+    """The 95 % interval of a mean over runs, for other training seeds and other demonstrations.
+
+    ``by_run``: the value of each run, at least two; ``low``, ``high``: of their mean, over demonstrations alone. On
+    each side the root of two squares: of this distance, and of the half width of the t interval of the runs, n − 1
+    degrees of freedom. Runs that agree leave the first, countless demonstrations the second.
+    """
+    half = float(t.ppf(0.975, len(by_run) - 1)) * stdev(by_run) / sqrt(len(by_run))
+    return value - hypot(half, value - low), value + hypot(half, high - value)
+
+
+def success_over_runs(runs: Sequence[PolicyResult], leave_out_solved: bool, half: Half = "") -> Interval | None:
+    """The 95 % interval of the mean success of several runs, in percent; None for one, and where nothing counts."""
+    rates = [rate for run in runs if (rate := run.rates(half).mean) is not None]
+    counted = [
+        np.array([(e.episode, e.success) for _, e in _counted(run, leave_out_solved) if half in ("", _half(e))])
+        for run in runs
+    ]
+    outcomes = [each for each in counted if len(each)]
+    if len(rates) < 2 or not outcomes:
+        return None
+    value, (low, high) = mean(rates), _over_demonstrations(outcomes)
+    if low == high:  # all episodes end alike, which says little where they are few
+        _, least, most = wilson(low, len(np.unique(np.concatenate(outcomes)[:, 0])))
+        low, high = least or 0.0, most or 0.0
+    low, high = with_seeds(value, rates, low, high)
+    return max(low, 0.0), min(high, 100.0)
+
+
 class Difference(NamedTuple):
-    """In success, in points of percent. The interval is of a bootstrap over demonstrations: episodes of one
-    demonstration overlap and fail together."""
+    """In success, in points of percent. ``low`` and ``high`` are of a bootstrap over demonstrations: the episodes
+    of one demonstration overlap and fail together, in all runs. They hold for these runs; ``seeds_low`` and
+    ``seeds_high`` for other training seeds, too (:func:`with_seeds`)."""
 
     points: float
     low: float
     high: float
+    seeds_low: float | None  # None for one pair of runs
+    seeds_high: float | None
     won: int  # episodes that only the first policy solves
     lost: int  # that only the second does
     by_run: tuple[float, ...]  # points of each pair of runs
 
     @property
+    def interval(self) -> Interval:
+        """With training seeds, if there are several."""
+        if self.seeds_low is None or self.seeds_high is None:
+            return self.low, self.high
+        return self.seeds_low, self.seeds_high
+
+    @property
     def text(self) -> str:
-        return f"{self.points:+.1f} [{self.low:+.1f}, {self.high:+.1f}]"
+        low, high = self.interval
+        return f"{self.points:+.1f} [{low:+.1f}, {high:+.1f}]"
 
     @property
     def range_text(self) -> str:
@@ -54,31 +101,42 @@ def paired(first: Mapping[Any, EvaluationResult], second: Mapping[Any, Evaluatio
     outcomes = [each for each in outcomes if len(each)]
     if not outcomes:
         return None
-    demonstration, change = np.concatenate(outcomes).T  # (N,) twice; the change is −1, 0 or 1
+    change = np.concatenate(outcomes)[:, 1]  # −1, 0 or 1
+    points, (low, high) = 100 * float(change.mean()), _over_demonstrations(outcomes)
+    by_run = tuple(100 * float(each[:, 1].mean()) for each in outcomes)
+    seeds_low, seeds_high = with_seeds(points, by_run, low, high) if len(by_run) > 1 else (None, None)
+    won, lost = int((change > 0).sum()), int((change < 0).sum())
+    return Difference(points, low, high, seeds_low, seeds_high, won, lost, by_run)
+
+
+def _over_demonstrations(outcomes: Sequence[np.ndarray]) -> Interval:
+    """The 95 % interval of the mean, in percent, of a bootstrap that draws demonstrations, with their episodes in
+    all runs. outcomes: of each run, (n, 2): demonstration and value."""
+    demonstration, value = np.concatenate(outcomes).T
     _, cluster = np.unique(demonstration, return_inverse=True)
-    sums, counts = np.bincount(cluster, change), np.bincount(cluster)
+    sums, counts = np.bincount(cluster, value), np.bincount(cluster)
     drawn = np.random.default_rng(0).integers(len(counts), size=(RESAMPLES, len(counts)))
     low, high = np.percentile(100 * sums[drawn].sum(axis=1) / counts[drawn].sum(axis=1), [2.5, 97.5])
-    return Difference(
-        points=100 * float(change.mean()),
-        low=float(low),
-        high=float(high),
-        won=int((change > 0).sum()),
-        lost=int((change < 0).sum()),
-        by_run=tuple(100 * float(each[:, 1].mean()) for each in outcomes),
-    )
+    return float(low), float(high)
 
 
 def _outcomes(first: EvaluationResult, second: EvaluationResult) -> np.ndarray:
     """(n, 2): the demonstration of each common episode, and the success of the first less that of the second."""
-    mine, theirs = ({(seed, e.row): e for seed, e in _counted(result)} for result in (first, second))
+    mine, theirs = (
+        {(seed, e.row): e for seed, e in _counted(result.model, result.protocol.leave_out_solved)}
+        for result in (first, second)
+    )
     common = [(e.episode, e.success - theirs[key].success) for key, e in mine.items() if key in theirs]
     return np.array(common, dtype=np.int64).reshape(-1, 2)
 
 
-def _counted(result: EvaluationResult) -> Iterator[tuple[str, EpisodeResult]]:
-    """The model's episodes that success rates count, each with its evaluation seed."""
-    for seed, episodes in result.model.episodes.items():
+def _half(episode: EpisodeResult) -> Half:
+    return "ood" if episode.ood else "id"
+
+
+def _counted(policy: PolicyResult, leave_out_solved: bool) -> Iterator[tuple[str, EpisodeResult]]:
+    """The episodes that success rates count, each with its evaluation seed."""
+    for seed, episodes in policy.episodes.items():
         for episode in episodes:
-            if not (result.protocol.leave_out_solved and episode.solved_at_start):
+            if not (leave_out_solved and episode.solved_at_start):
                 yield seed, episode

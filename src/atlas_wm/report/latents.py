@@ -73,7 +73,7 @@ def marginal_section(study: Study) -> Section:
 def _draw_bars(axes: Axes, key: str, groups: Sequence[tuple[Group, list[Json]]]) -> None:
     rows = []
     for group, results in groups:
-        estimate = Estimate.of([(r.get(key), None, None) for r in results])
+        estimate = Estimate.of([(r.get(key), None, None) for r in results], 0)
         text = number(estimate.value) if estimate else None
         rows.append(Bar(group.label, estimate, group.colour, ALPHAS[min(group.variant, 2)], text))
     null = average(r.get("cvm_null") for _, results in groups for r in results) if key == "cvm" else None
@@ -91,7 +91,7 @@ def geometry_section(study: Study) -> Section:
             name = f"{group.label}, first run" if len(group.runs) > 1 else group.label
             panels.append(Panel(per_task(name, task, study), partial(_draw_map, result=result), 3.5))
             shares = [100 * share for share in result["explained"]]
-            correlation = Estimate.of([(r["rank_correlation"], None, None) for r in results])
+            correlation = Estimate.of([(r["rank_correlation"], None, None) for r in results], -1, 1)
             rows.append(
                 [
                     task_name(task),

@@ -11,6 +11,7 @@ import jinja2
 
 from atlas_wm import __version__
 from atlas_wm.errors import UserError
+from atlas_wm.report.ablation import ablation_section
 from atlas_wm.report.differences import differences_section
 from atlas_wm.report.films import cases_section
 from atlas_wm.report.imagined import imagined_section
@@ -23,7 +24,7 @@ from atlas_wm.report.runs import Run, Study, read_study, read_tries
 from atlas_wm.report.section import Notice, Section, data_warnings
 from atlas_wm.report.state import state_section
 from atlas_wm.report.style import Figure, themed
-from atlas_wm.report.success import ablation_section, headlines, main_section
+from atlas_wm.report.success import headlines, main_section
 from atlas_wm.report.training import settings_section, training_section
 from atlas_wm.report.tuning import score_section, tuning_section
 from atlas_wm.report.variations import variations_section

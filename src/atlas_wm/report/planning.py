@@ -33,7 +33,7 @@ Measured = Sequence[tuple[Group, list[Json]]]
 DISTORTIONS = {"rmse": "Root mean square", "percentile_95": "95th percentile", "maximum": "Maximum"}
 TERMS = {"prediction": "prediction", "relational": "relations", "scale": "scale"}
 
-IN_BRACKETS = "Brackets: 95 % bootstrap interval over queries; with several runs, the lowest and the highest."
+IN_BRACKETS = "Brackets: 95 % bootstrap interval over queries; with several runs, for other training seeds, too."
 
 
 def rollout_section(study: Study) -> Section:
@@ -71,7 +71,7 @@ def _by_horizon(results: Sequence[Json]) -> list[tuple[int, Estimate | None]]:
     found = []
     for horizon in horizons:
         at = [(r, r["horizons"].index(horizon)) for r in results if horizon in r["horizons"]]
-        found.append((horizon, Estimate.of([(r["median"][i], r["low"][i], r["high"][i]) for r, i in at])))
+        found.append((horizon, Estimate.of([(r["median"][i], r["low"][i], r["high"][i]) for r, i in at], 0)))
     return found
 
 
@@ -146,7 +146,7 @@ def relational_section(study: Study) -> Section:
 
 
 def _distortion(results: Sequence[Json], key: str) -> Estimate | None:
-    return Estimate.of([(r[key]["median"], r[key]["low"], r[key]["high"]) for r in results])
+    return Estimate.of([(r[key]["median"], r[key]["low"], r[key]["high"]) for r in results], 0)
 
 
 def _draw_distortion(axes: Axes, key: str, groups: Measured) -> None:

@@ -56,8 +56,8 @@ def probe_section(study: Study) -> Section:
                 ["Task", "Method", *columns, "Failures"],
                 rows,
                 data,
-                "Brackets: 95 % bootstrap interval over episodes; with several runs, the lowest and the highest. "
-                "Chance is 0.5.",
+                "Brackets: 95 % bootstrap interval over episodes; with several runs, for other training "
+                "seeds, too. Chance is 0.5.",
             ).without_constant("Task"),
         ]
     return section
@@ -76,7 +76,7 @@ def _has(results: Sequence[Json], name: str) -> bool:
 
 def _estimate(results: Sequence[Json], name: str) -> Estimate | None:
     found = [r["representations"][name] for r in results if name in r["representations"]]
-    return Estimate.of([(f.get("auroc"), f.get("low"), f.get("high")) for f in found])
+    return Estimate.of([(f.get("auroc"), f.get("low"), f.get("high")) for f in found], 0, 1)
 
 
 def _draw(axes: Axes, group: Group, named: dict[str, Estimate | None]) -> None:

@@ -6,7 +6,6 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from itertools import pairwise
 from pathlib import Path
 from types import NoneType
 from typing import Any
@@ -50,16 +49,6 @@ class Run:
     def seed(self) -> int | None:
         return self.config["config"]["train"].get("seed")
 
-    @property
-    def training_minutes(self) -> float | None:
-        """Of the steps alone, by the speed in metrics.csv; None if that is not known."""
-        batch = self.config["config"]["train"].get("batch")
-        steps, speeds = self.metrics.get("clips_per_second", ([], []))
-        if not isinstance(batch, int) or not speeds or not all(speed > 0 for speed in speeds):
-            return None
-        taken = (b - a for a, b in pairwise([0.0, *steps]))
-        return sum(count * batch / speed for count, speed in zip(taken, speeds, strict=True)) / 60
-
     def result(self, what: str) -> Json | None:
         return self.diagnostics[what]["result"] if what in self.diagnostics else None
 
@@ -80,6 +69,16 @@ class Group:
     @property
     def method(self) -> str:
         return self.runs[0].method
+
+    @property
+    def recipe(self) -> str:
+        return str(self.runs[0].config.get("recipe"))
+
+    def evaluated(self, condition: str) -> list[EvaluationResult]:
+        return [run.evaluations[condition].result for run in self.runs if condition in run.evaluations]
+
+    def by_seed(self, condition: str) -> dict[int | None, EvaluationResult]:
+        return {run.seed: run.evaluations[condition].result for run in self.runs if condition in run.evaluations}
 
     def results(self, what: str) -> list[Json]:
         return [result for run in self.runs if (result := run.result(what)) is not None]

@@ -1,5 +1,6 @@
 """How much of the state can be read from each representation?"""
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
@@ -65,7 +66,7 @@ def units(results: Sequence[Json]) -> dict[str, str]:
 
 def estimate(results: Sequence[Json], representation: str, probe: str, name: str, key: str) -> Estimate | None:
     found = [r["representations"][representation][probe].get(name, {}) for r in results]
-    return Estimate.of([(f.get(key), None, None) for f in found])
+    return Estimate.of([(f.get(key), None, None) for f in found], most=1 if key == "r2" else math.inf)
 
 
 def _cell(results: Sequence[Json], representation: str, name: str, unit: str) -> str:

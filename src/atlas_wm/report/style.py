@@ -1,10 +1,12 @@
 """The style of the report: colours, bars, panels, and figures as files and as inline SVG."""
 
 import io
+import math
 import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import mean
 from textwrap import fill
 from typing import Any
 
@@ -17,6 +19,7 @@ from matplotlib.colors import LinearSegmentedColormap
 from matplotlib.figure import Figure as Canvas
 
 from atlas_wm.report.captions import Caption
+from atlas_wm.report.intervals import with_seeds
 from atlas_wm.report.naming import METHODS
 
 OTHER_COLOURS = ["#8a63d2", "#44aa99", "#a6761d", "#c0506a"]  # for the user's own methods
@@ -78,22 +81,34 @@ ALPHAS, DASHES = (1.0, 0.55, 0.3), ("-", "--", ":")  # for several groups of one
 
 @dataclass(frozen=True)
 class Estimate:
-    """A number with its interval. Of several runs: their mean, the lowest and the highest."""
+    """A number with its 95 % interval. Of several runs: their mean, for other training seeds, too."""
 
     value: float
     low: float | None = None
     high: float | None = None
 
     @classmethod
-    def of(cls, entries: Sequence[tuple[float | None, float | None, float | None]]) -> "Estimate | None":
-        """From (value, low, high) of each run; None if no run has a value."""
+    def of(
+        cls,
+        entries: Sequence[tuple[float | None, float | None, float | None]],
+        least: float = -math.inf,
+        most: float = math.inf,
+    ) -> "Estimate | None":
+        """From (value, low, high) of each run; None if no run has a value. ``least``, ``most``: its bounds.
+
+        Runs are measured on the same episodes or queries, so the mean is as uncertain as each of them, and by their
+        training seeds more (``with_seeds``).
+        """
         known = [e for e in entries if e[0] is not None]
         values = [float(e[0]) for e in known if e[0] is not None]
         if not values:
             return None
         if len(values) == 1:
             return cls(values[0], known[0][1], known[0][2])
-        return cls(sum(values) / len(values), min(values), max(values))
+        lows = [value if low is None else low for value, (_, low, _) in zip(values, known, strict=True)]
+        highs = [value if high is None else high for value, (_, _, high) in zip(values, known, strict=True)]
+        low, high = with_seeds(mean(values), values, mean(lows), mean(highs))
+        return cls(mean(values), max(low, least), min(high, most))
 
     def text(self, digits: int = 2) -> str:
         if self.low is None or self.high is None:

@@ -1,40 +1,61 @@
-"""Success: the ID/OOD bars and table, the 2×2 ablation, and the summary at the top of the page."""
+"""Success: the ID/OOD bars and table, and the summary at the top of the page."""
 
 import json
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from functools import partial
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from matplotlib.axes import Axes
 
 from atlas_wm.report import captions
-from atlas_wm.report.naming import ORACLE, PARTS, RANDOM, REPLAY, file_name, method_name, task_name
+from atlas_wm.report.cost import minutes
+from atlas_wm.report.intervals import paired
+from atlas_wm.report.naming import ORACLE, PARTS, RANDOM, REPLAY, method_name, task_name
 from atlas_wm.report.page_table import Table
 from atlas_wm.report.runs import Group, Run, Study
 from atlas_wm.report.section import Notice, Section, differing_values, names, per_task
 from atlas_wm.report.style import ALPHAS, MUTED, Bar, Estimate, Figure, Panel, bars, bars_height
 from atlas_wm.report.table import (
     HALVES,
+    Rate,
     ceiling_line,
     rate,
     references,
     risk_line,
+    row_rate,
     share_of_oracle,
     success_row,
 )
 from atlas_wm.report.ways import compared_ways
-from atlas_wm.runs.results import EvaluationResult, PolicyResult, SelectedEvaluation
+from atlas_wm.runs.results import EvaluationResult, Half, PolicyResult, SelectedEvaluation
 
 REFERENCES = (RANDOM, REPLAY, ORACLE)
-ARMS = {"SIGReg": ("lewm", "lewm+ood"), "WEMReg": ("wemreg", "atlas")}  # without and with OOD-recovery
 OF_ORACLE = (
     " Of the oracle: successes in percent of those of the oracle planner, which searches in the environment, "
     "over the episodes that it ran."
 )
-TIMED = " Training: minutes of a run's steps, without validations; the devices are in the settings below."
-OPTIONAL = {"Of the oracle, %": ("of_oracle_percent", 0), "Training, min": ("training_minutes", 1)}  # columns
-Policy = tuple[str, str, float, list[PolicyResult]]  # label, colour, alpha, results
+TIMES = {  # what the columns of minutes say
+    "steps_minutes": " Steps: minutes of a run's training steps alone; the devices are in the settings below.",
+    "commands_minutes": " Commands: minutes of the study's commands, from their start to their end: a run's "
+    "training, with its validations, and this evaluation, without tries of weights.",
+}
+OPTIONAL = {  # columns
+    "Of the oracle, %": ("of_oracle_percent", 0),
+    "Steps, min": ("steps_minutes", 1),
+    "Commands, min": ("commands_minutes", 1),
+}
+
+
+class Policy(NamedTuple):
+    label: str
+    colour: str
+    alpha: float
+    results: list[PolicyResult]  # of each run
+    leave_out_solved: bool
+
+    def rate(self, half: Half = "") -> Rate:
+        return rate(self.results, self.leave_out_solved, half)
 
 
 def main_section(study: Study) -> Section:
@@ -53,10 +74,13 @@ def main_section(study: Study) -> Section:
                 panels.append(Panel(title, partial(_draw, policies=policies), bars_height(2 * len(policies)) + 0.3))
             shares = _shares(study.of_task(task), condition)
             where = condition_text(study, task, condition)
-            minutes = {g.label: _minutes(g.runs) for g in study.of_task(task)}
+            took = {group.label: minutes(group.runs, condition) for group in study.of_task(task)}
             records = [
-                {**success_row(label, where, r, shares.get(label, ())), "training_minutes": minutes.get(label)}
-                for label, _, _, r in policies
+                {
+                    **success_row(p.label, where, p.results, p.leave_out_solved, shares.get(p.label, ())),
+                    **took.get(p.label, dict.fromkeys(TIMES)),
+                }
+                for p in policies
             ]
             measured = sum(r["policy"] not in REFERENCES for r in records)
             records[measured:measured] = [_unmeasured(records[0], *one) for one in study.left_out.items()]
@@ -92,33 +116,40 @@ def _drawn_elsewhere(study: Study, task: str, condition: str) -> bool:
 
 def _draw(axes: Axes, policies: Sequence[Policy]) -> None:
     rows = []
-    for label, colour, alpha, results in policies:
+    for policy in policies:
         for half, name in HALVES.items():
-            average, spread = rate(results, half)
-            text, estimate = None, None
-            if average is not None:
-                text = f"{average:.1f}" + ("" if spread is None else f" ± {spread:.1f}")
-                estimate = Estimate(average, *((average - spread, average + spread) if spread is not None else ()))
-            rows.append(Bar(f"{label} · {name}", estimate, colour, alpha, text, hatched=half == "ood"))
+            found = policy.rate(half)
+            estimate = None if found.mean is None else Estimate(found.mean, *found.ends)
+            label, hatched = f"{policy.label} · {name}", half == "ood"
+            rows.append(Bar(label, estimate, policy.colour, policy.alpha, found.text, hatched))
     bars(axes, rows, top=100)
     axes.set(xticks=[0, 25, 50, 75, 100], xlabel="success, %")
 
 
-def _policies(groups: Sequence[Group], condition: str) -> list[Policy]:
-    found: list[Policy] = []
+def policies_of(groups: Sequence[Group], condition: str) -> list[Policy]:
+    """Of the groups that have the condition."""
+    found = []
     for group in groups:
-        reports = [run.evaluations[condition].result for run in group.runs if condition in run.evaluations]
-        if reports:
-            found.append((group.label, group.colour, ALPHAS[min(group.variant, 2)], [r.model for r in reports]))
-    everyone = [run.evaluations[condition].result for g in groups for run in g.runs if condition in run.evaluations]
-    return [*found, *((name, MUTED, 1.0, [result]) for name, result in references(everyone).items())]
+        if reports := group.evaluated(condition):
+            alpha, left_out = ALPHAS[min(group.variant, 2)], reports[0].protocol.leave_out_solved
+            found.append(Policy(group.label, group.colour, alpha, [r.model for r in reports], left_out))
+    return found
+
+
+def _policies(groups: Sequence[Group], condition: str) -> list[Policy]:
+    """With the floor and the ceilings."""
+    everyone = [result for group in groups for result in group.evaluated(condition)]
+    left_out = any(result.protocol.leave_out_solved for result in everyone)
+    known = references(everyone).items()
+    return [
+        *policies_of(groups, condition),
+        *(Policy(name, MUTED, 1.0, [result], left_out) for name, result in known),
+    ]
 
 
 def _shares(groups: Sequence[Group], condition: str) -> dict[str, list[float]]:
     """By label: how much of the oracle's success each run has, in percent."""
-    reports = {
-        g.label: [r.evaluations[condition].result for r in g.runs if condition in r.evaluations] for g in groups
-    }
+    reports = {group.label: group.evaluated(condition) for group in groups}
     oracle = references([result for mine in reports.values() for result in mine]).get(ORACLE)
     found = {label: [share_of_oracle(result, oracle) for result in mine] for label, mine in reports.items()}
     return {label: [share for share in mine if share is not None] for label, mine in found.items()}
@@ -172,19 +203,15 @@ def evaluated_as(run: Run, result: EvaluationResult) -> str:
 
 
 def _cells(record: dict[str, Any]) -> list[str]:
-    def share(key: str, spread: str) -> str:
-        value, std = record[key], record[spread]
-        return "not available" if value is None else f"{value:.1f}" + ("" if std is None else f" ± {std:.1f}")
-
-    first, over = [record["condition"], record["policy"]], record["std_over"] or "one seed"
+    first = [record["condition"], record["policy"]]
     if "left_out" in record:
-        return [*first, record["left_out"], "–", "–", over, "–", "–", *("–" for _ in OPTIONAL)]
+        return [*first, record["left_out"], *("–" for _ in range(5)), *("–" for _ in OPTIONAL)]
     return [
         *first,
-        share("success_percent", "std"),
-        share("success_id_percent", "success_id_std"),
-        share("success_ood_percent", "success_ood_std"),
-        over,
+        row_rate(record).text,
+        row_rate(record, "id").text,
+        row_rate(record, "ood").text,
+        "–" if record["policy"] in REFERENCES else str(record["runs"]),
         str(record["episodes"]),
         f"{record['solved_at_start_percent']:.1f}",
         *("–" if record[key] is None else f"{record[key]:.{digits}f}" for key, digits in OPTIONAL.values()),
@@ -193,34 +220,28 @@ def _cells(record: dict[str, Any]) -> list[str]:
 
 def _unmeasured(other: dict[str, Any], method: str, why: str) -> dict[str, Any]:
     """The row of a method that was not run, beside another of its condition."""
-    shared = {name: other[name] for name in ("condition", "std_over")}
-    return dict.fromkeys(other) | shared | {"policy": method_name(method), "left_out": why}
-
-
-def _minutes(runs: Sequence[Run]) -> float | None:
-    """The mean over runs."""
-    known = [run.training_minutes for run in runs]
-    return round(sum(each) / len(each), 2) if (each := [m for m in known if m is not None]) else None
+    return dict.fromkeys(other) | {"condition": other["condition"], "policy": method_name(method), "left_out": why}
 
 
 def _table(rows: list[list[str]], data: list[dict[str, Any]], best: set[tuple[int, str]]) -> Table:
-    header = ["Task", "Condition", "Policy", "Success, %", "ID half, %", "OOD half, %", "± over", "Episodes"]
+    header = ["Task", "Condition", "Policy", "Success, %", "ID half, %", "OOD half, %", "Runs", "Episodes"]
     header += ["Solved at start, %", *OPTIONAL]
     shown = [any(record[key] is not None for record in data) for key, _ in OPTIONAL.values()]
     columns = [True] * (len(header) - len(shown)) + shown
     header, *rows = ([cell for cell, show in zip(r, columns, strict=True) if show] for r in (header, *rows))
-    compared, timed = shown
+    compared, *timed = shown
+    times = "".join(text for text, show in zip(TIMES.values(), timed, strict=True) if show)
     return Table(
         "success",
         "Success in percent",
         header,
         rows,
         data,
-        "Mean ± standard deviation; the highest mean of each condition is bold. "
+        captions.spreads([row_rate(record) for record in data]) + " The highest mean of each condition is bold. "
         "Solved at start: episodes whose first state already counts as success. The success rates include them "
-        "unless the condition says otherwise." + OF_ORACLE * compared + TIMED * timed,
+        "unless the condition says otherwise." + OF_ORACLE * compared + times,
         best=best,
-    ).without_constant("Task", "Condition", "± over")
+    ).without_constant("Task", "Condition", "Runs")
 
 
 def _notices(study: Study) -> list[Notice]:
@@ -285,52 +306,6 @@ def _plan_of(result: EvaluationResult) -> str:
     return json.dumps({**settings, "precision": result.precision, "plain": result.plain})
 
 
-def ablation_section(study: Study) -> Section:
-    section = Section(
-        "ablation", "Ablation", "Which of ATLAS's two loss terms helps: WEMReg, OOD-recovery, or both?"
-    )
-    arms = [arm for pair in ARMS.values() for arm in pair]
-    for task in study.tasks:
-        condition = primary(study, task)
-        present = {g.method for g in study.of_task(task) if g.method in arms}
-        if condition is None or len(present) < 2:
-            lacking = [arm for arm in arms if arm not in present]
-            text = f"{task_name(task)}: needs two of four methods, evaluated. Missing: {', '.join(lacking)}."
-            section.blocks.append(
-                Notice("missing", text, f"atlas train {task} --method {lacking[0]}" if lacking else "")
-            )
-            continue
-        section.blocks.append(_two_by_two(study, task, condition))
-    return section
-
-
-def _two_by_two(study: Study, task: str, condition: str) -> Table:
-    policies = {g.method: [] for g in study.of_task(task)}  # type: dict[str, list[Policy]]
-    for group in study.of_task(task):
-        policies[group.method] += [p for p in _policies([group], condition) if p[0] not in REFERENCES]
-    data = []
-
-    def cell(arm: str) -> str:
-        texts = []
-        for label, _, _, results in policies.get(arm, []):
-            average, spread = rate(results)
-            data.append({"task": task, "condition": condition, "arm": arm, "runs": label,
-                         "success_percent": average, "std": spread})  # fmt: skip
-            share = "not available" if average is None else f"{average:.1f} %"
-            texts.append(f"{label}: {share}" + ("" if spread is None else f" ± {spread:.1f}"))
-        return "; ".join(texts) or f"{method_name(arm)}: not measured"
-
-    rows = [[regulariser, *map(cell, pair)] for regulariser, pair in ARMS.items()]
-    return Table(
-        f"ablation-{file_name(task)}",
-        f"{task_name(task)}, {condition_text(study, task, condition)}",
-        ["Gaussian regulariser", "without OOD-recovery", "with OOD-recovery"],
-        rows,
-        data,
-        captions.ablation(task),
-    )
-
-
 def headlines(study: Study) -> list[dict[str, Any]]:
     """The summary of each task: success at its primary condition, best policy first."""
     study, found = study.with_repeated, []
@@ -340,35 +315,35 @@ def headlines(study: Study) -> list[dict[str, Any]]:
             continue
         policies = _policies(study.of_task(task), condition)
         lines: list[dict[str, Any]] = [
-            {"label": label, "colour": colour, "mean": average, "std": spread, "reference": label in REFERENCES,
-             "id": rate(results, "id")[0], "ood": rate(results, "ood")[0],
-             "runs": len(results), "seeds": len(results[0].success_by_seed)}
-            for label, colour, _, results in policies
-            for average, spread in [rate(results)]
-            if average is not None
+            {"label": p.label, "colour": p.colour, "mean": rate.mean, "text": rate.text.partition(" "),
+             "reference": p.label in REFERENCES, "id": p.rate("id").mean, "ood": p.rate("ood").mean}
+            for p in policies
+            if (rate := p.rate()).mean is not None
         ]  # fmt: skip
         lines.sort(key=lambda line: (line["reference"], -line["mean"]))
-        solved = policies[0][3][0].solved_at_start
+        by_label = {group.label: group for group in study.of_task(task)}
+        best = [by_label[line["label"]] for line in lines if not line["reference"]][:2]
         found.append(
             {
-                "lead": _lead([line for line in lines if not line["reference"]]),
+                "lead": _lead(best[0], best[1], condition) if len(best) > 1 else "",
                 "task": task_name(task),
                 "condition": condition_text(study, task, condition),
                 "lines": lines,
-                "solved": solved,
+                "solved": policies[0].results[0].solved_at_start,
+                "spreads": captions.spreads([p.rate() for p in policies]),
             }
         )
     return found
 
 
-def _lead(lines: Sequence[dict[str, Any]]) -> str:
-    """The lead of the best method, compared with the standard deviations."""
-    if len(lines) < 2:
-        return ""
-    first, second = lines[:2]
-    lead = f"{first['label']} is {first['mean'] - second['mean']:.1f} points ahead of {second['label']}"
-    spreads = [line["std"] for line in (first, second) if line["std"] is not None]
-    if not spreads:
-        return f"{lead}. With one run and one seed each, this may be chance."
-    inside = first["mean"] - second["mean"] <= max(spreads)
-    return f"{lead}, {'less' if inside else 'more'} than one standard deviation of either."
+def _lead(first: Group, second: Group, condition: str) -> str:
+    """The lead of the best method, on the same episodes and training seeds."""
+    difference = paired(first.by_seed(condition), second.by_seed(condition))
+    if difference is None:
+        return f"{first.label} and {second.label} have no training seed with the same episodes in common."
+    low, high = difference.interval
+    seeds = len(difference.by_run)
+    over = f"{seeds} training seeds and the demonstrations" if seeds > 1 else "demonstrations, one training seed"
+    lead = f"{first.label} less {second.label}: {difference.points:+.1f} points"
+    chance = " Chance may explain it." if low <= 0 <= high else ""
+    return f"{lead}, 95 % interval {low:+.1f} to {high:+.1f} over {over}.{chance}"

@@ -3,17 +3,18 @@
 import csv
 from collections.abc import Sequence
 from pathlib import Path
-from statistics import mean, pstdev
-from typing import Any
+from statistics import mean
+from typing import Any, NamedTuple
 
 from rich.console import Console
 from rich.table import Table
 
-from atlas_wm.report.intervals import success_interval
+from atlas_wm.report.intervals import success_interval, success_over_runs
 from atlas_wm.report.naming import ORACLE, RANDOM, REPLAY, method_name
 from atlas_wm.runs.results import EvaluationResult, Half, PolicyResult
 
 MOST_COLUMNS = 6  # of conditions on a terminal; more of them are rows
+SPREADS = "Brackets: 95 % interval over runs and demonstrations. ±: standard deviation over evaluation seeds."
 HALVES: dict[Half, str] = {"id": "ID half", "ood": "OOD half"}  # by novelty of the demonstration
 
 
@@ -25,18 +26,19 @@ def condition(report: EvaluationResult) -> str:
 def success_rows(reports: Sequence[EvaluationResult]) -> list[dict[str, Any]]:
     """One row per policy and condition: success over all runs and evaluation seeds, in percent.
 
-    The standard deviation is over runs (training seeds) if there are several, else over evaluation seeds.
+    Of several runs (training seeds) with the 95 % interval of their mean, of one with the standard deviation over
+    evaluation seeds.
     """
     rows: list[dict[str, Any]] = []
     for where in dict.fromkeys(condition(r) for r in reports):
         here = [r for r in reports if condition(r) == where]
-        known = references(here)
-        rows += [success_row(RANDOM, where, [known[RANDOM]])] if RANDOM in known else []
+        known, left_out = references(here), here[0].protocol.leave_out_solved
+        rows += [success_row(RANDOM, where, [known[RANDOM]], left_out)] if RANDOM in known else []
         for method in dict.fromkeys(r.method for r in here):
             mine = [r for r in here if r.method == method]
             shares = [share for r in mine if (share := share_of_oracle(r, known.get(ORACLE))) is not None]
-            rows.append(success_row(method_name(method), where, [r.model for r in mine], shares))
-        rows += [success_row(name, where, [known[name]]) for name in (REPLAY, ORACLE) if name in known]
+            rows.append(success_row(method_name(method), where, [r.model for r in mine], left_out, shares))
+        rows += [success_row(name, where, [known[name]], left_out) for name in (REPLAY, ORACLE) if name in known]
     return rows
 
 
@@ -59,7 +61,7 @@ def share_of_oracle(report: EvaluationResult, oracle: PolicyResult | None) -> fl
 
 def interval_line(report: EvaluationResult) -> str:
     """How sure the model's success rate is; empty if no episode counts."""
-    success, low, high = success_interval(report)
+    success, low, high = success_interval([report])
     return "" if success is None else f"{method_name(report.method)}: 95 % interval {low:.1f} to {high:.1f} %"
 
 
@@ -108,11 +110,40 @@ def risk_line(report: EvaluationResult) -> str:
     return f"AUROC of the first plan for failure: {', '.join(texts)}" if texts else ""
 
 
-def rate(results: Sequence[PolicyResult], half: Half = "") -> tuple[float | None, float | None]:
-    """Mean and standard deviation of success in percent, of all episodes or of a half: over runs, or over seeds."""
-    several = [r.rates(half).mean for r in results]
-    rates = [v for v in (several if len(results) > 1 else results[0].rates(half).by_seed.values()) if v is not None]
-    return (mean(rates) if rates else None), (pstdev(rates) if len(rates) > 1 else None)
+class Rate(NamedTuple):
+    """Mean success in percent. Of several runs with the ends of its 95 % interval (``success_over_runs``); of one
+    with the standard deviation over evaluation seeds, which divides by their number, as the paper's does."""
+
+    mean: float | None
+    low: float | None = None
+    high: float | None = None
+    std: float | None = None
+
+    @property
+    def text(self) -> str:
+        if self.mean is None:
+            return "not available"
+        if self.low is not None and self.high is not None:
+            return f"{self.mean:.1f} [{self.low:.1f}, {self.high:.1f}]"
+        return f"{self.mean:.1f}" + ("" if self.std is None else f" ± {self.std:.1f}")
+
+    @property
+    def ends(self) -> tuple[float, ...]:
+        """Of the line on its bar; nothing for one run and one seed."""
+        if self.low is not None and self.high is not None:
+            return self.low, self.high
+        return () if self.mean is None or self.std is None else (self.mean - self.std, self.mean + self.std)
+
+
+def rate(results: Sequence[PolicyResult], leave_out_solved: bool, half: Half = "") -> Rate:
+    """Of all episodes or of a half, over runs or over the evaluation seeds of one."""
+    known = [rates.mean for r in results if (rates := r.rates(half)).mean is not None]
+    if not known:
+        return Rate(None)
+    if len(results) == 1:
+        one = results[0].rates(half)
+        return Rate(one.mean, std=one.std if sum(v is not None for v in one.by_seed.values()) > 1 else None)
+    return Rate(mean(known), *(success_over_runs(results, leave_out_solved, half) or ()))
 
 
 def seconds_per_plan(results: Sequence[PolicyResult]) -> float | None:
@@ -122,24 +153,37 @@ def seconds_per_plan(results: Sequence[PolicyResult]) -> float | None:
 
 
 def success_row(
-    name: str, where: str, results: Sequence[PolicyResult], shares: Sequence[float] = ()
+    name: str, where: str, results: Sequence[PolicyResult], leave_out_solved: bool, shares: Sequence[float] = ()
 ) -> dict[str, Any]:
     """shares: of the oracle, in percent, for each run that is compared with one."""
-    success, spread = rate(results)
-    over = "runs" if len(results) > 1 else "evaluation seeds"
+    rates: dict[Half, Rate] = {half: rate(results, leave_out_solved, half) for half in ("", *HALVES)}
+    every = rates[""]
     return {
         "policy": name,
         "condition": where,
-        "success_percent": _round(success),
-        "std": _round(spread),
-        "std_over": over if spread is not None else None,
+        "success_percent": _round(every.mean),
+        "low": _round(every.low),
+        "high": _round(every.high),
+        "std": _round(every.std),
+        "std_over": "evaluation seeds" if every.std is not None else None,
+        "runs": len(results),
         "episodes": sum(r.count for r in results),
         "solved_at_start_percent": round(mean(r.solved_at_start for r in results), 2),
-        **{f"success_{half}_percent": _round(rate(results, half)[0]) for half in HALVES},
-        **{f"success_{half}_std": _round(rate(results, half)[1]) for half in HALVES},
+        **{
+            f"success_{half}_{what}": _round(getattr(rates[half], "mean" if what == "percent" else what))
+            for what in ("percent", "low", "high", "std")
+            for half in HALVES
+        },
         "seconds_per_plan": _round(seconds_per_plan(results), 4),
         "of_oracle_percent": _round(mean(shares) if shares else None),
     }
+
+
+def row_rate(row: dict[str, Any], half: Half = "") -> Rate:
+    """Of a row of :func:`success_row`, or of the same row read from a CSV file, which may be older."""
+    start = f"success_{half}_" if half else ""
+    percent = row[f"success_{half}_percent" if half else "success_percent"]
+    return Rate(percent, *(row.get(f"{start}{what}") for what in ("low", "high", "std")))
 
 
 def _round(value: float | None, digits: int = 2) -> float | None:
@@ -156,11 +200,13 @@ def _cells(rows: Sequence[dict[str, Any]]) -> tuple[list[str], list[list[str]]]:
         cells = [policy, ", ".join(map(str, counts))]
         for where in conditions:
             row = found.get((policy, where))
-            spread = f" ± {row['std']:.1f}" if row and row["std"] is not None else ""
-            known = row is not None and row["success_percent"] is not None
-            share = row.get("of_oracle_percent") if row else None
+            if row is None or row["success_percent"] is None:
+                cells.append("–")
+                continue
+            share = row.get("of_oracle_percent")
             of_oracle = "" if share is None else f" ({share:.0f} % of the oracle's)"
-            cells.append(f"{row['success_percent']:.1f} %{spread}{of_oracle}" if row and known else "–")
+            number, _, rest = row_rate(row).text.partition(" ")
+            cells.append(f"{number} %{rest and ' '}{rest}{of_oracle}")
         lines.append(cells)
     solved = ["already solved at the start", ""]
     solved += [
@@ -191,6 +237,8 @@ def print_results(reports: Sequence[EvaluationResult]) -> None:
         table = Table("condition", *(line[0] for line in lines))
         for condition_name, *cells in zip(header[2:], *(line[2:] for line in lines), strict=True):
             table.add_row(condition_name, *cells)
+    if any(row["std"] is not None or row["low"] is not None for row in rows):
+        table.caption = SPREADS
     console = Console()
     console.print(table)
     if errors := sum(result.errors for r in reports for result in r.policies.values()):

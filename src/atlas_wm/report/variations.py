@@ -96,11 +96,10 @@ def _first_frame(
 def _draw(axes: Axes, group: Group, rows: Sequence[Row]) -> None:
     drawn = []
     for name, results, _ in rows:
-        for what, share, colour in (
-            ("success", success_interval, group.colour),
-            ("plans flagged", _flagged, FLAGGED),
-        ):
-            estimate = Estimate.of([share(result) for result in results])
+        value, low, high = success_interval(results)
+        success = None if value is None else Estimate(value, low, high)
+        flagged = Estimate.of([_flagged(result) for result in results], 0, 100)
+        for what, estimate, colour in (("success", success, group.colour), ("plans flagged", flagged, FLAGGED)):
             text = f"{estimate.value:.0f} %" if estimate else "not measured"
             alpha = ALPHAS[min(group.variant, 2)] if what == "success" else 1.0
             drawn.append(Bar(f"{name} · {what}" if what == "success" else what, estimate, colour, alpha, text))

@@ -102,8 +102,9 @@ def _order(plan: PlanConfig) -> tuple[bool, int, str, int]:
 def _draw(axes: Axes, group: Group, ways: Sequence[Way]) -> None:
     rows = []
     for way in ways:
-        estimate = Estimate.of([success_interval(result) for result in way.results])
-        text = f"{estimate.value:.1f}" if estimate else "not available"
+        value, low, high = success_interval(way.results)
+        estimate = None if value is None else Estimate(value, low, high)
+        text = "not available" if value is None else f"{value:.1f}"
         rows.append(Bar(way.name, estimate, group.colour, ALPHAS[min(group.variant, 2)], text))
     bars(axes, rows, top=100)
     axes.set(xticks=[0, 25, 50, 75, 100], xlabel="success, %")
@@ -129,7 +130,7 @@ def _table(group: Group, compared: dict[str, list[Way]], study: Study, number: i
 
 def _record(group: Group, title: str, way: Way, first: Way, replay: PolicyResult | None) -> dict[str, Any]:
     policies, protocol = [result.model for result in way.results], way.results[0].protocol
-    success, spread = rate(policies)
+    success = rate(policies, protocol.leave_out_solved)
     change = None if way is first else paired(way.by_run, first.by_run)
     shares = [p.share_of(replay, protocol.leave_out_solved) for p in policies] if replay else []
     known = [share for share in shares if share is not None]
@@ -140,11 +141,15 @@ def _record(group: Group, title: str, way: Way, first: Way, replay: PolicyResult
         "condition": title,
         "offset": protocol.offset,
         "plan": way.name,
-        "success_percent": success,
-        "std": spread,
+        "success_percent": success.mean,
+        "low": success.low,
+        "high": success.high,
+        "std": success.std,
         "difference": change and change.points,
         "difference_low": change and change.low,
         "difference_high": change and change.high,
+        "difference_seeds_low": change and change.seeds_low,
+        "difference_seeds_high": change and change.seeds_high,
         "won": change and change.won,
         "lost": change and change.lost,
         "of_replayed_percent": mean(known) if known else None,
