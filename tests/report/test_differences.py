@@ -29,6 +29,14 @@ def test_methods_of_one_recipe_and_recipes_of_one_method(tmp_path):
     }
     assert len(table.rows) == 2 * len(compared)  # two offsets
     assert all(len(record["by_run"].split()) == 2 for record in table.data)  # a pair for each training seed
+    for row, record in zip(table.rows, table.data, strict=True):
+        shown = dict(zip(table.header, row, strict=True))
+        assert shown["Points of success"] == "{points:+.1f} [{seeds_low:+.1f}, {seeds_high:+.1f}]".format(**record)
+    assert "These runs alone: +0.0 to +0.0. Training seeds: 2." in table.note  # all made-up episodes succeed
+    one_seed = differences_section(read_study([run for run in runs if run.name.endswith("3072")])).blocks
+    (table,) = (b for b in one_seed if isinstance(b, Table))
+    assert "Training seeds: 1." in table.note and "These runs alone: –." in table.note
+    assert table.data[0]["seeds_low"] is None
 
 
 def test_episodes_solved_at_the_start_count_unless_the_protocol_leaves_them_out(tmp_path):

@@ -136,6 +136,33 @@ def test_training_seeds_are_one_method_and_say_how_many(tmp_path, without_figure
     assert f"{sum(rates) / 3:.1f} %" in page.sections["summary"]
 
 
+def test_page_csv_and_latex_have_the_same_intervals(tmp_path, without_figures):
+    """Of three runs with brackets, of one with its spread over evaluation seeds; the floor has no training seed."""
+    runs = [make_run(tmp_path / f"atlas-{seed}", "atlas", seed=seed) for seed in (1, 2, 3)]
+    page = Page(write_report([*runs, make_run(tmp_path / "lewm", "lewm")], tmp_path / "out"))
+    tables, texts = tmp_path / "out/tables", set()
+    for row in csv.DictReader((tables / "success.csv").open()):
+        several = row["policy"] == "ATLAS (3 runs)"
+        assert row["runs"] == ("3" if several else "1")
+        assert bool(row["std"]) != several == bool(row["low"])
+        for half in ("", "success_id_", "success_ood_"):
+            value, low, high, std = (
+                float(row[name] or "nan")
+                for name in (f"{half or 'success_'}percent", f"{half}low", f"{half}high", f"{half}std")
+            )
+            text = f"{value:.1f} [{low:.1f}, {high:.1f}]" if several else f"{value:.1f} ± {std:.1f}"
+            assert text in page.sections["success"], text
+            texts.add(text.replace("±", r"$\pm$"))
+    latex = (tables / "success.tex").read_text()
+    cells = {cell.strip() for line in latex.splitlines() if line.endswith(r"\\") for cell in line[:-2].split("&")}
+    assert texts <= cells
+    (of_three,) = {line for line in latex.splitlines() if "offset 50" in line and "ATLAS" in line}
+    assert of_three.split("&")[5].strip() == "3"
+    assert "Brackets: 95 \\% interval of the mean over n runs" in latex
+    alone = write_report(runs[:1], tmp_path / "alone").parent / "tables/success.tex"
+    assert "interval" not in alone.read_text() and "nothing about other training seeds" in alone.read_text()
+
+
 def test_the_floor_and_the_ceiling_stand_beside_the_methods(four, page):
     for section in ("summary", "success"):
         assert "Random actions" in page.sections[section] and "Replayed actions" in page.sections[section]

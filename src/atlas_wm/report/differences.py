@@ -32,7 +32,7 @@ def differences_section(study: Study) -> Section:
     section = Section(
         "differences",
         "Differences between methods",
-        "Which differences are larger than the chance of the episodes?",
+        "Which differences are larger than chance?",
     )
     study = study.with_repeated
     panels: list[Panel] = []

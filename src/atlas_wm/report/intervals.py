@@ -46,17 +46,18 @@ def with_seeds(value: float, by_run: Sequence[float], low: float, high: float) -
 
 
 def success_over_runs(runs: Sequence[PolicyResult], leave_out_solved: bool, half: Half = "") -> Interval | None:
-    """The 95 % interval of the mean success of several runs, in percent; None for one, and where nothing counts."""
+    """The 95 % interval of the mean success of several runs, in percent; None for one."""
     rates = [rate for run in runs if (rate := run.rates(half).mean) is not None]
     counted = [
         np.array([(e.episode, e.success) for _, e in _counted(run, leave_out_solved) if half in ("", _half(e))])
         for run in runs
     ]
     outcomes = [each for each in counted if len(each)]
-    if len(rates) < 2 or not outcomes:
+    if len(rates) < 2:
         return None
-    value, (low, high) = mean(rates), _over_demonstrations(outcomes)
-    if low == high:  # all episodes end alike, which says little where they are few
+    value = mean(rates)
+    low, high = _over_demonstrations(outcomes) if outcomes else (value, value)
+    if outcomes and low == high:  # all episodes end alike, which says little where they are few
         _, least, most = wilson(low, len(np.unique(np.concatenate(outcomes)[:, 0])))
         low, high = least or 0.0, most or 0.0
     low, high = with_seeds(value, rates, low, high)

@@ -315,12 +315,12 @@ def headlines(study: Study) -> list[dict[str, Any]]:
             continue
         policies = _policies(study.of_task(task), condition)
         lines: list[dict[str, Any]] = [
-            {"label": p.label, "colour": p.colour, "mean": rate.mean, "text": rate.text.partition(" "),
+            {"label": p.label, "colour": p.colour, "rate": rate,
              "reference": p.label in REFERENCES, "id": p.rate("id").mean, "ood": p.rate("ood").mean}
             for p in policies
             if (rate := p.rate()).mean is not None
         ]  # fmt: skip
-        lines.sort(key=lambda line: (line["reference"], -line["mean"]))
+        lines.sort(key=lambda line: (line["reference"], -line["rate"].mean))
         by_label = {group.label: group for group in study.of_task(task)}
         best = [by_label[line["label"]] for line in lines if not line["reference"]][:2]
         found.append(
@@ -330,7 +330,6 @@ def headlines(study: Study) -> list[dict[str, Any]]:
                 "condition": condition_text(study, task, condition),
                 "lines": lines,
                 "solved": policies[0].results[0].solved_at_start,
-                "spreads": captions.spreads([p.rate() for p in policies]),
             }
         )
     return found

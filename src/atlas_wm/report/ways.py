@@ -15,7 +15,7 @@ from atlas_wm.report.page_table import Table
 from atlas_wm.report.runs import Group, Run, Study
 from atlas_wm.report.section import Section, per_task
 from atlas_wm.report.style import ALPHAS, Bar, Estimate, Figure, Panel, bars, bars_height
-from atlas_wm.report.table import rate, references, seconds_per_plan
+from atlas_wm.report.table import rate, references, row_rate, seconds_per_plan
 from atlas_wm.runs.results import EvaluationResult, PolicyResult
 
 HEADER = ["Offset", "Plan", "Success, %", "Against the first, points", "Won, lost", "Of replayed actions, %"]
@@ -120,12 +120,22 @@ def _table(group: Group, compared: dict[str, list[Way]], study: Study, number: i
         best |= {(len(data) + i, "Success, %") for i, r in enumerate(records) if r["success_percent"] == top}
         data += records
     title = per_task(f"{group.label}: every way to plan", group.task, study)
+    spreads = captions.spreads([row_rate(record) for record in data])
     note = (
-        "Against the first: the difference in success to the first plan of the offset, on the episodes that both "
-        "have, with the 95 % interval of a bootstrap over demonstrations. Steps: a failure counts as the whole "
-        "budget. ms per plan: planning time over plans, as they came together in the evaluation."
+        "Against the first: the difference in success to the first plan of the offset, on the episodes and runs "
+        "that both have, with a 95 % interval: of a bootstrap over demonstrations, with several runs for other "
+        "training seeds, too. Steps: a failure counts as the whole budget. ms per plan: planning time over plans, "
+        "as they came together in the evaluation."
     )
-    return Table(f"ways-{number + 1}", title, HEADER, [_cells(record) for record in data], data, note, best=best)
+    return Table(
+        f"ways-{number + 1}",
+        title,
+        HEADER,
+        [_cells(record) for record in data],
+        data,
+        f"{spreads} {note}".strip(),
+        best=best,
+    )
 
 
 def _record(group: Group, title: str, way: Way, first: Way, replay: PolicyResult | None) -> dict[str, Any]:
@@ -163,15 +173,15 @@ def _cells(record: dict[str, Any]) -> list[str]:
     def number(key: str, digits: int = 1, sign: str = "") -> str:
         return "–" if record[key] is None else f"{record[key]:{sign}.{digits}f}"
 
-    spread = "" if record["std"] is None else f" ± {record['std']:.1f}"
     change = "–"
     if record["difference"] is not None:
-        low, high = number("difference_low", sign="+"), number("difference_high", sign="+")
+        over = "difference_seeds" if record["difference_seeds_low"] is not None else "difference"
+        low, high = number(f"{over}_low", sign="+"), number(f"{over}_high", sign="+")
         change = f"{number('difference', sign='+')} [{low}, {high}]"
     return [
         str(record["offset"]),
         record["plan"],
-        number("success_percent") + spread,
+        row_rate(record).text,
         change,
         "–" if record["won"] is None else f"{record['won']}, {record['lost']}",
         number("of_replayed_percent"),
