@@ -9,6 +9,7 @@ from statistics import mean
 
 import pytest
 
+from atlas_wm.report.intervals import with_seeds
 from atlas_wm.report.table import markdown
 
 ROOT = Path(__file__).parent.parent
@@ -71,8 +72,25 @@ def test_the_drawn_differences_are_those_of_the_runs_and_of_the_pages():
         assert success(row["method"], "demo") - success(row["less"], row["less_recipe"]) == pytest.approx(
             float(row["points"]), abs=0.051
         )
-        numbers = [f"{float(row[name]):+.1f}".replace("-", "−") for name in ("points", "low", "high")]
-        assert "{} [{}, {}] | {}, {} |".format(*numbers, row["won"], row["lost"]) in pages
+        columns = ("points", "low", "high", "seeds_low", "seeds_high")
+        *numbers, low, high = (f"{float(row[name]):+.1f}".replace("-", "−") for name in columns)
+        shown = "{} [{}, {}] | {}, {} |".format(*numbers, row["won"], row["lost"])
+        assert shown in pages
+        if "fair-demo" in row["study"]:
+            assert re.search(rf"{re.escape(shown)}[^|]*\| {re.escape(f'{low} to {high}')} \|", pages)
+
+
+def test_the_intervals_for_other_seeds_are_those_of_the_runs():
+    for row in read("docs/results/differences.csv"):
+        runs = read(row["study"].replace(".toml", ".csv"))
+        by_seed: dict[tuple[str, str], dict[str, float]] = {}
+        for run in runs:
+            if all(run.get(k, row[k]) == row[k] for k in ("cost", "start")):
+                by_seed.setdefault((run["method"], run["recipe"]), {})[run["seed"]] = float(run["success"])
+        first, second = by_seed[row["method"], "demo"], by_seed[row["less"], row["less_recipe"]]
+        points, low, high = (float(row[name]) for name in ("points", "low", "high"))
+        expected = with_seeds(points, [first[seed] - second[seed] for seed in first], low, high)
+        assert (float(row["seeds_low"]), float(row["seeds_high"])) == pytest.approx(expected, abs=0.051)
 
 
 def read(name: str) -> list[dict]:
