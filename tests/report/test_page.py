@@ -159,7 +159,9 @@ def test_page_csv_and_latex_have_the_same_intervals(tmp_path, without_figures):
     (of_three,) = {line for line in latex.splitlines() if "offset 50" in line and "ATLAS" in line}
     assert of_three.split("&")[5].strip() == "3"
     assert "Brackets: 95 \\% interval of the mean over n runs" in latex
+    assert "for other training seeds" in page.sections["summary"]
     alone = write_report(runs[:1], tmp_path / "alone").parent / "tables/success.tex"
+    assert "for other training seeds" not in Page(alone.parent.parent / "index.html").sections["summary"]
     assert "interval" not in alone.read_text() and "nothing about other training seeds" in alone.read_text()
 
 
