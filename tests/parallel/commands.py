@@ -22,7 +22,7 @@ from atlas_wm.data.dataset import EpisodeData
 from atlas_wm.diagnose import marginal, simulate
 from atlas_wm.diagnose.catalog import QuerySettings
 from atlas_wm.diagnose.diagnose import diagnose
-from atlas_wm.errors import UserError
+from atlas_wm.errors import Interrupted, UserError
 from atlas_wm.evaluate import evaluate, worker
 from atlas_wm.evaluate.protocol import Protocol
 from atlas_wm.models.encoders import ViTEncoder
@@ -108,6 +108,9 @@ def scenario(name: str, work: Callable[[Path], None], size: int = 2, slurm: bool
         except UserError as error:
             print(f"atlas: {error}", file=sys.stderr)
             sys.exit(1)
+        except Interrupted as stop:
+            print(f"atlas: {stop}", file=sys.stderr)
+            sys.exit(stop.code)
 
     started = time.monotonic()
     statuses = fork(size, one, slurm)
@@ -141,4 +144,5 @@ if __name__ == "__main__":
     scenario("one-is-killed", lambda f: training(f, second(lambda: os.kill(os.getpid(), signal.SIGKILL))))
     scenario("broken-off", lambda f: training(f, die_in_the_end, checkpoint_every=1))
     scenario("goes-on", lambda f: training(OUT / "broken-off", checkpoint_every=1))
+    scenario("all-are-stopped", lambda f: training(f, lambda progress: signal.raise_signal(signal.SIGTERM)))
     scenario("all-fail", lambda f: training(f, data="nowhere.h5"))

@@ -133,6 +133,12 @@ def test_they_end_together_with_one_message(out, name, message):
     assert {f.name for f in (out / name).glob("trained*")} == set()  # nothing half done is left
 
 
+def test_after_a_signal_all_have_its_status_and_one_says_where_it_saved(out):
+    assert ended(out / "all-are-stopped")[0] == [143, 143]
+    (line,) = messages(out / "all-are-stopped")
+    assert "SIGTERM after step" in line and list((out / "all-are-stopped").glob("trained.partial/checkpoints/*"))
+
+
 def test_a_place_that_is_told_by_halves_is_refused(monkeypatch):
     monkeypatch.setenv("WORLD_SIZE", "2")
     with pytest.raises(UserError, match=r"RANK.* are not set: start with torchrun"):

@@ -15,10 +15,12 @@ from safetensors.torch import load_file
 
 from atlas_wm.cli.app import main
 from atlas_wm.errors import UserError
+from atlas_wm.runs.results import read_results
 from atlas_wm.study.records import Records
+from atlas_wm.study.schedule import Job
 from atlas_wm.study.slurm import SlurmLauncher
 from atlas_wm.study.study import read_study
-from atlas_wm.study.units import units_of
+from atlas_wm.study.units import Unit, units_of
 
 PROGRAMS = ("slurmctld", "slurmd", "munged", "sbatch")
 CONFIG = """
@@ -43,9 +45,11 @@ ReturnToService=2
 MpiDefault=none
 KillWait=2
 SchedulerParameters=sched_interval=1,bf_interval=1,batch_sched_delay=0
-NodeName={host} CPUs={cores} State=UNKNOWN
+GresTypes=gpu
+NodeName={host} CPUs={cores} Gres=gpu:2 State=UNKNOWN
 PartitionName=all Nodes={host} Default=YES State=UP
 """
+GPUS = "Name=gpu File=/dev/null\nName=gpu File=/dev/zero\n"  # that SLURM believes in, and torch does not find
 STUDY = """
 methods = ["atlas"]
 recipes = ["demo"]
@@ -75,6 +79,7 @@ def cluster(tmp_path_factory):
     port = 20_000 + os.getpid() % 20_000
     facts = {"folder": folder, "host": host, "cores": os.cpu_count(), "port": port, "next_port": port + 1}
     (folder / "slurm.conf").write_text(CONFIG.format(**facts))
+    (folder / "gres.conf").write_text(GPUS)
     patch = pytest.MonkeyPatch()
     patch.setenv("SLURM_CONF", str(folder / "slurm.conf"))
     patch.setenv("OMP_NUM_THREADS", "1")  # with which weights are compared
@@ -142,6 +147,95 @@ def test_a_job_that_is_killed_and_queued_again_ends_with_the_same_weights(tmp_pa
     assert weights[0] == weights[1]
 
 
+TWO = """
+methods = ["atlas"]
+recipes = ["demo"]
+diagnostics = []
+[settings]
+"train.steps" = 40
+"train.batch" = 9
+"train.log-every" = 1
+"train.validate-every" = 40
+"train.checkpoint-every" = 1000
+"model.encoder.depth" = 1
+"model.predictor.depth" = 1
+"model.predictor.dropout" = 0.0
+[datasets.tworoom]
+path = "{data}"
+[[evaluations]]
+episodes = 4
+seeds = [42]
+flags = ["--candidates", "8", "--elites", "3", "--films", "0"]
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("few_frames_in_banks")
+def test_a_preempted_job_of_two_processes_saves_resumes_and_ends_as_one_process(tmp_path, cluster, dataset_path):
+    """submitit asks SLURM for SIGUSR2 before the time of a job is over."""
+    (tmp_path / "two.toml").write_text(TWO.format(data=dataset_path))
+    flags = ["--out", str(tmp_path / "there"), "--slurm", "gpus_per_node=2,cpus_per_task=1,mem=0"]
+    command = [sys.executable, "-m", "atlas_wm", "study", str(tmp_path / "two.toml"), *flags]
+    there = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    run, alone = tmp_path / "there" / "atlas", tmp_path / "alone"
+    losses = tmp_path / "there" / "atlas.partial" / "metrics.csv"
+
+    def trains() -> bool:
+        return there.poll() is not None or (losses.exists() and losses.read_text().count("\n") > 3)
+
+    wait_for(trains, "it does not train", 240)
+    (job,) = slurm("squeue", "-h", "-o", "%i").split()
+    subprocess.run(["scancel", "--signal=USR2", job], check=True)
+    wait_for(lambda: f"{job} PD" in slurm("squeue", "-h", "-o", "%i %t"), "it is not queued again", 60)
+    subprocess.run(["scontrol", "update", f"JobId={job}", "StartTime=now"], check=True)
+    printed, _ = there.communicate(timeout=400)
+    assert there.returncode == 0 and "attempt 2" not in printed, printed
+    log = next((tmp_path / "there" / "units").glob("train*.log")).read_text()
+    assert "SIGTERM after step" in log and "died" not in log, log
+
+    torch.set_num_threads(1)
+    units = units_of(read_study(str(tmp_path / "two.toml")), tmp_path / "there")
+    command = list(units["train atlas"].command)
+    command[command.index("--out") + 1] = str(alone)
+    main(command)
+    expected = metrics(alone)
+    assert len(expected) == 40 and metrics(run) == [pytest.approx(row, rel=2e-2) for row in expected]  # float32
+    shutil.rmtree(alone)
+    shutil.copytree(run, alone, ignore=shutil.ignore_patterns("evaluation"))
+    (unit,) = (unit for unit in units.values() if unit.kind == "eval")
+    main(["eval", str(alone), *unit.command[2:], "--workers", "1"])
+    (shared,), (by_one,) = (read_results(folder).values() for folder in (run, alone))
+    episodes = [[policy.episodes for policy in result.policies.values()] for result in (shared, by_one)]
+    assert len(episodes[0]) == 3 and episodes[0] == episodes[1]
+
+
+def started(tmp_path: Path, monkeypatch, script: str, *kinds: str) -> list[Job]:
+    """Jobs whose processes run a script, not atlas."""
+    monkeypatch.setattr("atlas_wm.study.slurm.atlas", lambda unit: ["sh", "-c", script])
+    launcher = SlurmLauncher(Records(tmp_path), "gpus_per_node=2,cpus_per_task=1,mem=0")
+    return launcher.start([Unit(kind, kind, (), tmp_path, (), kind) for kind in kinds])
+
+
+@pytest.mark.slow
+def test_units_that_share_their_work_have_a_process_for_each_gpu(tmp_path, cluster, monkeypatch):
+    kinds = ("collect", "train", "eval", "report")
+    script = "echo $SLURM_PROCID of $SLURM_STEP_NUM_TASKS, $(echo $CUDA_VISIBLE_DEVICES | tr , ' ' | wc -w) GPUs"
+    jobs = started(tmp_path, monkeypatch, script, *kinds)
+    wait_for(lambda: all(job.finished() for job in jobs), "they do not end")
+    assert all(job.succeeded() for job in jobs)
+    for kind in kinds:
+        lines = sorted((tmp_path / "units" / f"{kind}.log").read_text().splitlines())
+        alone = kind in ("collect", "report")
+        assert lines == (["0 of 1, 1 GPUs"] if alone else ["0 of 2, 2 GPUs", "1 of 2, 2 GPUs"]), kind
+
+
+@pytest.mark.slow
+def test_a_process_that_fails_ends_the_others_and_fails_the_unit(tmp_path, cluster, monkeypatch):
+    (job,) = started(tmp_path, monkeypatch, "test $SLURM_PROCID = 0 && exec sleep 600; exit 3", "train")
+    wait_for(job.finished, "it does not end", 60)
+    assert not job.succeeded() and not slurm("squeue", "-h")
+
+
 def scripts() -> list[str]:
     """Those of the guide, for a machine of two cores without a GPU."""
     found = re.findall(r"```sh\n(#!/bin/bash\n.*?)```", GUIDE.read_text(), re.DOTALL)
@@ -195,3 +289,5 @@ def test_without_a_cluster_the_error_names_the_remedy(tmp_path, monkeypatch):
         SlurmLauncher(Records(tmp_path), "partition=gpu")
     with pytest.raises(UserError, match=r"no option of --slurm 'partion'.*partition"):
         SlurmLauncher(Records(tmp_path), "partion=gpu")
+    with pytest.raises(UserError, match=r"gpus_per_node must be a whole number, not 'a100:4'"):
+        SlurmLauncher(Records(tmp_path), "gpus_per_node=a100:4")

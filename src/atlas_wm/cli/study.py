@@ -75,7 +75,8 @@ def study(
         dry_run: Print the commands, why they run, and estimates of time and disk; run nothing.
         per_gpu: Concurrent runs on each GPU; small models do not fill one. Without a GPU: on this machine.
         slurm: Run each unit as a SLURM job (needs `pip install ".[slurm]"` in a clone). Options: partition,
-            account, qos, time (minutes), gpus_per_node, cpus_per_task, mem, constraint.
+            account, qos, time (minutes), gpus_per_node (one process each, for units that share their work),
+            ntasks_per_node (another number of processes), cpus_per_task (of each process), mem, constraint.
     """
     from atlas_wm.runs.files import locked
     from atlas_wm.study.records import Records

@@ -10,7 +10,7 @@ from multiprocessing import active_children
 from threading import Event, Thread
 from typing import TYPE_CHECKING, NamedTuple
 
-from atlas_wm.errors import UserError
+from atlas_wm.errors import Interrupted, UserError
 
 if TYPE_CHECKING:  # the command line calls process_info before torch is loaded
     from torch.distributed import Store
@@ -68,8 +68,8 @@ def own_cores() -> int:
 def processes() -> Iterator[None]:
     """All processes of a job enter together and leave when all are done. Also a decorator: ``@processes()``.
 
-    If one fails, the others exit silently with status 1; only the first to fail reports its error. With a single
-    process this does nothing.
+    If one fails, the others exit silently with status 1; only the first to fail reports its error. After a signal,
+    all exit with its status. With a single process this does nothing.
     """
     here = process_info()
     if here.size == 1:
@@ -142,7 +142,7 @@ def _error_to_raise(error: BaseException, store: "Store", here: ProcessInfo) -> 
     except RuntimeError:  # the process that hosts the store is gone
         first = lost = True
     if not first:
-        return SystemExit(1)
+        return SystemExit(error.code if isinstance(error, Interrupted) else 1)
     if lost:
         return UserError(
             "another process of this job died without a message: did the system kill it (out of memory)?"

@@ -1,10 +1,14 @@
-"""Runs units as SLURM jobs, through submitit. Units of one kind that are ready together are an array."""
+"""Runs units as SLURM jobs, through submitit. Units of one kind that are ready together are an array.
+
+Units that share their work run as several tasks of one job, which find each other (parallel/launch.py).
+"""
 
 import logging
 import signal
 import subprocess
 import time
 from collections.abc import Sequence
+from functools import partial
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -19,6 +23,7 @@ from atlas_wm.study.units import Unit
 MOST_AT_ONCE = 1000  # jobs
 ENDED_BY_SLURM = (-signal.SIGTERM, 128 + signal.SIGTERM)
 KILL_SECONDS = 120  # longer than SLURM waits between SIGTERM and SIGKILL
+SHARED = ("try", "train", "eval", "diagnose")  # kinds that run in several processes
 # What `--slurm` takes, and submitit's name for it.
 OPTIONS = {
     "partition": "slurm_partition",
@@ -26,25 +31,50 @@ OPTIONS = {
     "qos": "slurm_qos",
     "time": "slurm_time",
     "gpus_per_node": "gpus_per_node",
+    "ntasks_per_node": "tasks_per_node",
     "cpus_per_task": "cpus_per_task",
     "mem": "slurm_mem",
     "constraint": "slurm_constraint",
 }
+COUNTS = ("time", "gpus_per_node", "ntasks_per_node", "cpus_per_task")
+
+
+def read_options(options: str) -> dict[str, Any]:
+    """Of ``--slurm``: ``partition=gpu,gpus_per_node=4``."""
+    try:
+        given = assignments([text for text in options.split(",") if text], "option of --slurm", OPTIONS)
+    except UserError as error:
+        raise UserError(f"--slurm: {error}. Options: {', '.join(OPTIONS)}") from error
+    for name in COUNTS:
+        if not given.get(name, "1").isdecimal():
+            raise UserError(f"--slurm: {name} must be a whole number, not {given[name]!r}")
+    return {name: int(value) if value.isdecimal() else value for name, value in given.items()}
 
 
 class Command:
-    """What a job runs. A preempted or timed-out job is queued again, and the command resumes."""
+    """What each process of a job runs. A preempted or timed-out job is queued again, and the command resumes."""
 
     def __init__(self, arguments: Sequence[str], log: Path):
         self.arguments, self.log = list(arguments), log
 
     def __call__(self) -> None:
-        with self.log.open("ab") as log:
-            done = subprocess.run(self.arguments, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT)
-        if done.returncode in ENDED_BY_SLURM:  # it ends this process next, and may queue the job again
+        # SIGUSR2 is for submitit, which queues the job again; SIGTERM follows, and training saves a checkpoint.
+        # If submitit then ends this process, it waits for the command here.
+        with (
+            self.log.open("ab") as log,
+            subprocess.Popen(
+                self.arguments,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                preexec_fn=partial(signal.signal, signal.SIGUSR2, signal.SIG_IGN),
+            ) as command,
+        ):
+            status = command.wait()
+        if status in ENDED_BY_SLURM:  # it ends this process next, and may queue the job again
             time.sleep(KILL_SECONDS)
-        if done.returncode:
-            raise RuntimeError(f"exit status {done.returncode}: see {self.log}")
+        if status:
+            raise RuntimeError(f"exit status {status}: see {self.log}")
 
     def checkpoint(self) -> Any:
         import submitit
@@ -54,13 +84,22 @@ class Command:
 
 class SlurmJob:
     def __init__(self, job: Any):
-        self.job = job
+        self.job, self.tasks = job, [job.task(number) for number in range(job.num_tasks)]
+
+    def _failed(self) -> bool:
+        """Whether one of its processes did. Those that SLURM killed for it leave no result."""
+        return any(task.done() and task.exception() is not None for task in self.tasks)
 
     def finished(self) -> bool:
-        return bool(self.job.done())
+        return bool(self.job.done()) or (self._failed() and not self._queued())
+
+    def _queued(self) -> bool:
+        """Waiting or running."""
+        command = ["squeue", "--noheader", "--jobs", self.job.job_id]
+        return bool(subprocess.run(command, capture_output=True).stdout.strip())
 
     def succeeded(self) -> bool:
-        return self.job.exception() is None
+        return not self._failed()
 
     def stop(self) -> None:
         self.job.cancel()
@@ -74,11 +113,9 @@ class SlurmLauncher:
             raise UserError('--slurm needs submitit: pip install "atlas-wm[slurm]"') from error
         logging.getLogger("submitit").setLevel(logging.ERROR)  # it warns at every look at a cluster without sacct
         self.records, self.jobs = records, list[SlurmJob]()
-        try:
-            given = assignments([text for text in options.split(",") if text], "option of --slurm", OPTIONS)
-        except UserError as error:
-            raise UserError(f"--slurm: {error}. Options: {', '.join(OPTIONS)}") from error
-        numbers = {name: int(value) if value.isdigit() else value for name, value in given.items()}
+        given = read_options(options)
+        self.gpus = given.get("gpus_per_node", 0)
+        self.processes = max(1, given.get("ntasks_per_node", self.gpus))
         try:
             self.executor = submitit.AutoExecutor(folder=records.folder / "slurm", cluster="slurm")
         except RuntimeError as error:
@@ -86,7 +123,10 @@ class SlurmLauncher:
                 f"--slurm: {error}. Call it on a machine of the cluster, where sbatch is found"
             ) from error
         settings = {"timeout_min": 24 * 60, "name": "atlas", "slurm_array_parallelism": MOST_AT_ONCE}
-        self.executor.update_parameters(**settings, **{OPTIONS[name]: value for name, value in numbers.items()})
+        # The cores of a task: srun does not take them from the job in every version.
+        cores = [f"--cpus-per-task={given['cpus_per_task']}"] if "cpus_per_task" in given else []
+        settings["slurm_srun_args"] = ["--kill-on-bad-exit=1", *cores]
+        self.executor.update_parameters(**settings, **{OPTIONS[name]: value for name, value in given.items()})
 
     def room(self) -> int:
         self.jobs = [job for job in self.jobs if not job.finished()]
@@ -94,12 +134,18 @@ class SlurmLauncher:
 
     def start(self, units: Sequence[Unit]) -> list[Job]:
         started: list[SlurmJob] = []
-        for _, group in groupby(units, key=lambda unit: unit.kind):
+        for kind, group in groupby(units, key=lambda unit: unit.kind):
+            self.executor.update_parameters(**self._share(kind))
             with self.executor.batch():
                 jobs = [self.executor.submit(self._command(unit)) for unit in group]
             started += map(SlurmJob, jobs)
         self.jobs += started
         return list(started)
+
+    def _share(self, kind: str) -> dict[str, int]:
+        """Of a node: a unit that runs in one process uses at most one GPU."""
+        processes, gpus = (self.processes, self.gpus) if kind in SHARED else (1, min(1, self.gpus))
+        return {"tasks_per_node": processes} | ({"gpus_per_node": gpus} if gpus else {})
 
     def _command(self, unit: Unit) -> Command:
         return Command(atlas(unit), log_file(self.records.log(unit)).resolve())
