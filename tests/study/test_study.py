@@ -1,6 +1,7 @@
 """A study derives its commands, runs them where there is room, and survives failures."""
 
 import csv
+import io
 import re
 import signal
 import time
@@ -10,13 +11,14 @@ from pathlib import Path
 
 import pytest
 from pretend import Job, Pretend, run
+from rich.console import Console
 
 from atlas_wm.cli.app import main
 from atlas_wm.cli.demo_job import Inline
-from atlas_wm.cli.study import ended_by_sigterm
+from atlas_wm.cli.study import Shown, ended_by_sigterm
 from atlas_wm.errors import UserError
 from atlas_wm.study import local
-from atlas_wm.study.estimate import estimate
+from atlas_wm.study.estimate import estimate, together
 from atlas_wm.study.local import LocalLauncher
 from atlas_wm.study.records import Records
 from atlas_wm.study.schedule import progress_of, run_units
@@ -270,6 +272,65 @@ def test_estimates_come_from_units_of_the_same_kind_where_there_are_some(tmp_pat
     done = progress["train atlas-3072"]
     done.state, done.seconds = "done", 7.0
     assert estimate(unit, STUDY, progress.values(), cores=2, gpu=False).seconds == 7.0
+
+
+def test_the_time_of_all_units_is_that_of_those_that_run_at_once(tmp_path):
+    units = units_of(STUDY, tmp_path)
+    seconds = {u: {"collect": 5.0, "train": 10.0, "eval": 1.0}.get(u.kind, 0.5) for u in units.values()}
+    assert together(seconds, 1) == sum(seconds.values()) == 5 + 4 * 10 + 8 * 1 + 2 * 0.5
+    assert together(seconds, 2) == 5 + 2 * 10 + 4 * 1 + 2 * 0.5
+    assert together(seconds, 1000) == 5 + 10 + 1 + 2 * 0.5
+    trained = {u: s for u, s in seconds.items() if u.kind not in ("collect", "train")}  # those are done
+    assert together(trained, 4) == 2 * 1 + 2 * 0.5 and together({}, 4) == 0
+
+
+@pytest.mark.parametrize(
+    ("frames", "format", "expected"),
+    [(False, "h5", 40), (True, "h5", 6240), (True, "lance", 4440)],  # bytes per row: docs/notes/data-loading.md
+)
+def test_a_dataset_with_frames_is_estimated_with_them(tmp_path, frames, format, expected):
+    study = replace(STUDY, datasets={"tworoom": Dataset(episodes=100, pixels=frames, format=format)})
+    guess = estimate(units_of(study, tmp_path)["collect tworoom"], study, (), cores=2, gpu=False)
+    assert guess.bytes == 100 * 62 * expected
+    assert (guess.seconds is None) == frames  # how fast it draws TwoRoom was not measured
+
+
+def test_a_dry_run_counts_the_gpus_that_are_there_or_that_slurm_gives(tmp_path, capsys, monkeypatch):
+    command = ["study", "ablation", "--out", str(tmp_path / "out"), "--dry-run"]
+    said = {}
+    for gpus in ("", "0", "0,1"):
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", gpus)
+        main(command)
+        said[gpus] = " ".join(capsys.readouterr().out.split())
+    main([*command, "--slurm", "gpus_per_node=2,cpus_per_task=8"])
+    said["slurm"] = " ".join(capsys.readouterr().out.split())
+    assert "on 1 GPU: about" in said["0"] and "one after the other" in said["0"]
+    assert "on 2 GPUs: about" in said["0,1"] and "with 2 at a time" in said["0,1"]
+    assert "train atlas (new; about 10 min" in said["slurm"] and "every job at once" in said["slurm"]
+    assert "train atlas (new; no estimate" not in said[""] and "no estimate for 8 of them" in said[""]
+    assert f"> {tmp_path / 'out' / 'units' / 'eval_lewm+ood_25.log'}" in said[""]
+    with pytest.raises(SystemExit, match="gpus_per_node must be a whole number"):
+        main([*command, "--slurm", "gpus_per_node=a100:4"])
+
+
+@pytest.mark.parametrize("width", [80, 130])
+def test_the_log_of_what_runs_or_failed_is_named(tmp_path, width):
+    records = Records(tmp_path)
+    progress = progress_of(units_of(STUDY, tmp_path).values(), records)
+    console = Console(width=width, force_terminal=True, file=io.StringIO())
+    shown = Shown(console, lambda: progress, records)
+    progress["collect tworoom"].state, progress["train atlas-3072"].state = "done", "running"
+    progress["train lewm-3072"].state = "failed"
+    console.print(shown.table())
+    printed = console.file.getvalue()
+    assert "train_atlas-3072.log" in printed and "train_lewm-3072.log" in printed
+    assert "collect_tworoom.log" not in printed and "train_atlas-3073.log" not in printed
+    plain = Console(width=width, file=io.StringIO())
+    lines = Shown(plain, lambda: progress, records)
+    lines.states.clear()
+    lines.update()
+    (line,) = (line for line in plain.file.getvalue().splitlines() if line.startswith("running"))
+    assert line.endswith(f"; log {tmp_path / 'units' / 'train_atlas-3072.log'}")
 
 
 def test_dry_run_prints_commands_and_writes_nothing(tmp_path, capsys):

@@ -1,7 +1,6 @@
 """``atlas study``"""
 
 import csv
-import os
 import shlex
 import signal
 import time
@@ -16,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from rich.console import Console
 from rich.live import Live
 from rich.markup import escape
-from rich.table import Table
+from rich.table import Column, Table
 from tyro.conf import arg
 
 from atlas_wm.cli.arguments import by_default
@@ -99,7 +98,7 @@ def study(
         progress = start(described, out, records)
         part = part_of(progress, only)
     if dry_run:
-        print_plan(console, described, part)
+        print_plan(console, described, part, records, slurm)
         return
     todo = [p for p in part.values() if p.state != "done"]
     console.print(f"{len(part) - len(todo)} of {len(part)} units are done; logs in {records.folder}")
@@ -220,23 +219,27 @@ class Shown:
             if p.state != self.states.get(name):
                 self.states[name] = p.state
                 if self.live is None:
-                    self.console.print(f"{p.state:8} {name}{_after(p)}", highlight=False)
+                    log = f"; log {self.records.log(p.unit)}" if p.state in ("running", "failed") else ""
+                    self.console.print(f"{p.state:8} {name}{_after(p)}{log}", highlight=False, soft_wrap=True)
         if self.live is not None:
             self.live.update(self.table())
 
     def table(self) -> Table:
         """What runs or failed first; the rest as far as there is room."""
         progress = self.shown()
-        table = Table("unit", "state", "time", "now", title=_counts(progress), expand=True)
+        columns = Column("unit", overflow="fold"), "state", "time", "now"
+        table = Table(*columns, title=f"{_counts(progress)}; logs in {self.records.folder}", expand=True)
         order = {"running": 0, "failed": 1, "blocked": 2, "waiting": 3, "done": 4}
         rows = sorted(progress.values(), key=lambda p: order[p.state])
         for p in rows[:MOST_ROWS]:
             seconds = p.seconds + (time.monotonic() - p.started if p.state == "running" else 0)
-            now = last_line(self.records.log(p.unit)) if p.state in ("running", "failed") else ""
-            now = p.why if p.state == "waiting" else now
+            name, now = p.unit.name, p.why if p.state == "waiting" else ""
+            if p.state in ("running", "failed"):
+                log = self.records.log(p.unit)
+                name, now = f"{name}\n[dim]{log.name}[/]", last_line(log)
             style = STYLES[p.state]
             since = duration(seconds) if seconds else ""
-            table.add_row(p.unit.name, f"[{style}]{p.state}[/]", since, escape(now[:160]))
+            table.add_row(name, f"[{style}]{p.state}[/]", since, escape(now[:160]))
         if len(rows) > MOST_ROWS:
             table.add_row(f"and {len(rows) - MOST_ROWS} more", "", "", "")
         return table
@@ -269,34 +272,33 @@ def duration(seconds: float) -> str:
     return f"{hours} h {minutes} min" if hours else f"{minutes} min {rest} s" if minutes else f"{rest} s"
 
 
-def print_plan(console: Console, study: "Study", progress: "Mapping[str, Progress]") -> None:
-    from atlas_wm.study.estimate import estimate
-    from atlas_wm.study.local import visible_gpus
+def print_plan(
+    console: Console, study: "Study", progress: "Mapping[str, Progress]", records: "Records", slurm: str | None
+) -> None:
+    from atlas_wm.study.estimate import estimate, place, together
 
-    gpus, cores = len(visible_gpus()), os.cpu_count() or 1
-    total, size, unknown_time = 0.0, 0.0, 0
+    where = place(slurm)
+    seconds, size, unknown = {}, 0.0, 0
     for p in progress.values():
-        guess = estimate(p.unit, study, progress.values(), cores, gpus > 0)
         if p.state == "done":
             console.print(f"[green]done[/]  {p.unit.name}", highlight=False)
             continue
         if not p.unit.command:
             console.print(f"[green]same[/]  {p.unit.name} ({p.why})", highlight=False)
             continue
+        guess = estimate(p.unit, study, progress.values(), where.cores, where.gpu)
         about = f"about {duration(guess.seconds)}" if guess.seconds is not None else "no estimate"
-        total, size = total + (guess.seconds or 0), size + guess.bytes
-        unknown_time += guess.seconds is None
+        seconds[p.unit] = guess.seconds or 0.0
+        size += guess.bytes
+        unknown += guess.seconds is None
         console.print(f"[bold]run[/]   {p.unit.name} ({p.why}; {about})", highlight=False)
-        console.print(f"      [dim]atlas {shlex.join(p.unit.command)}[/]", highlight=False, soft_wrap=True)
-    todo = sum(p.state != "done" and bool(p.unit.command) for p in progress.values())
-    where = f"{gpus} GPU{'s' if gpus > 1 else ''}" if gpus else f"{cores} CPU cores"
-    time_of_all = f"about {duration(total)} one after the other"
-    if unknown_time:
-        time_of_all = f"no estimate for {unknown_time} of them, about {duration(total)} for the others"
-    console.print(
-        f"{todo} of {len(progress)} units to run on {where}: {time_of_all}, {size / 1e9:.1f} GB",
-        highlight=False,
-    )
+        command = f"atlas {shlex.join(p.unit.command)} > {shlex.quote(str(records.log(p.unit)))}"
+        console.print(f"      [dim]{command}[/]", highlight=False, soft_wrap=True)
+    total = f"about {duration(together(seconds, where.at_once))} {where.how}"
+    if unknown:
+        total = f"no estimate for {unknown} of them, {total} for the others"
+    units = f"{len(seconds)} of {len(progress)} units to run on {where.name}"
+    console.print(f"{units}: {total}, {size / 1e9:.1f} GB", highlight=False)
 
 
 def summarise(
