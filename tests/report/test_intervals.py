@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from atlas_wm.report.intervals import paired, success_over_runs, with_seeds
+from atlas_wm.report.intervals import clustered_wilson, paired, success_over_runs, wilson, with_seeds
 from atlas_wm.report.style import Estimate
 from atlas_wm.report.table import interval_line
 from made_up_results import episode, evaluation, policy
@@ -141,7 +141,32 @@ def test_a_failure_counts_as_the_whole_budget():
 
 
 def test_a_small_sample_is_printed_with_its_interval():
-    result = evaluation(policy({42: [episode(row, row >= 2) for row in range(10)]}))
+    result = evaluation(policy({42: [episode(row, row >= 2, episode=row) for row in range(10)]}))
     assert interval_line(result) == "ATLAS: 95 % interval 49.0 to 94.3 %"
     nothing = evaluation(policy({42: [episode(0, True, solved_at_start=True)]}))
     assert interval_line(replace(nothing, protocol=replace(nothing.protocol, leave_out_solved=True))) == ""
+
+
+def test_an_interval_counts_demonstrations_and_not_their_copies():
+    rng = np.random.default_rng(0)
+    success = rng.random(200) < 0.8
+    alone = clustered_wilson(np.arange(200), success)
+    assert alone == pytest.approx(wilson(100 * success.mean(), 200))
+    copies = clustered_wilson(np.repeat(np.arange(200), 5), np.repeat(success, 5))
+    assert copies == pytest.approx(alone)
+    of_few = np.repeat(np.arange(20), 50)
+    assert clustered_wilson(of_few, np.ones(1000, bool)) == pytest.approx(wilson(100, 20))  # all alike
+    assert clustered_wilson(np.zeros(9, int), np.arange(9) < 3) == pytest.approx(wilson(100 / 3, 1))  # of one
+
+
+def test_95_percent_of_intervals_hold_the_truth_where_demonstrations_differ():
+    """1,000 episodes of 200 demonstrations, each with a chance of success of its own, on average 2/3."""
+    rng, truth, held, naive = np.random.default_rng(1), 100 * 2 / 3, 0, 0
+    for _ in range(400):
+        demonstration = rng.integers(200, size=1000)
+        success = rng.random(1000) < rng.beta(1.5, 0.75, 200)[demonstration]
+        _, low, high = clustered_wilson(demonstration, success)
+        held += low <= truth <= high
+        _, low, high = wilson(100 * success.mean(), 1000)
+        naive += low <= truth <= high
+    assert held >= 0.92 * 400 and naive < 0.85 * 400

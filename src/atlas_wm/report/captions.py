@@ -30,7 +30,7 @@ STATE = Caption(
 WAYS = Caption(
     "Success of the same models on the same episodes, for every way to plan that was evaluated: another cost, "
     "another start of the search, more frequent replanning.",
-    "Longer is better. Lines are 95 % intervals over episodes. "
+    "Longer is better. Lines are 95 % intervals over demonstrations. "
     + SEVERAL
     + " Plans share episodes, so compare them "
     "in the table, which pairs episodes.",
@@ -104,7 +104,7 @@ VARIATIONS = Caption(
     "a novelty above the 99th percentile.",
     "A variation with a short coloured bar and a long grey one fails, and its plans say so. Two short bars are the "
     "dangerous case: failures without a warning. Two long bars: the plans work in a scene that was never tested. "
-    "Lines are 95 % Wilson intervals over episodes. " + SEVERAL,
+    "Lines are 95 % intervals, of success over demonstrations and of flagged plans over plans. " + SEVERAL,
 )
 CASES = Caption(
     "Each row shows one method on the same start and goal: frames from the environment, with the step above "

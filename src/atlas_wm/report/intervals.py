@@ -12,9 +12,10 @@ from atlas_wm.runs.results import EpisodeResult, EvaluationResult, Half, PolicyR
 
 RESAMPLES = 1000
 Interval = tuple[float, float]
+Share = tuple[float | None, float | None, float | None]  # in percent, with the ends of its interval
 
 
-def wilson(percent: float | None, count: int) -> tuple[float | None, float | None, float | None]:
+def wilson(percent: float | None, count: float) -> Share:
     """A share of ``count`` in percent, with the ends of its 95 % interval."""
     if percent is None or not count:
         return None, None, None
@@ -24,14 +25,29 @@ def wilson(percent: float | None, count: int) -> tuple[float | None, float | Non
     return percent, 100 * (centre - half), 100 * (centre + half)
 
 
-def success_interval(results: Sequence[EvaluationResult]) -> tuple[float | None, float | None, float | None]:
+def success_interval(results: Sequence[EvaluationResult]) -> Share:
     """Of the models of one condition, in percent, with the ends of its 95 % interval: over runs and demonstrations,
-    or over the episodes of a single run."""
+    or over the demonstrations of a single run."""
     models, leave_out_solved = [result.model for result in results], results[0].protocol.leave_out_solved
     if over_runs := success_over_runs(models, leave_out_solved):
         return mean(rate for m in models if (rate := m.success_mean) is not None), *over_runs
-    counted = [episode.success for model in models for _, episode in _counted(model, leave_out_solved)]
-    return wilson(100 * sum(counted) / len(counted) if counted else None, len(counted))
+    counted = [(e.episode, e.success) for model in models for _, e in _counted(model, leave_out_solved)]
+    return clustered_wilson(*np.array(counted).T) if counted else (None, None, None)
+
+
+def clustered_wilson(demonstration: np.ndarray, success: np.ndarray) -> Share:
+    """The share of successes in percent, with Wilson's interval for as many independent episodes as tell as much:
+    those of one demonstration overlap and fail together.
+
+    demonstration, success: (N,). That number has the variance of the share over demonstrations; where all of these
+    have the same share, it is theirs.
+    """
+    share, (_, cluster) = success.mean(), np.unique(demonstration, return_inverse=True)
+    sums = np.bincount(cluster, success - share)  # (K,)
+    variance = np.square(sums).sum() / len(success) ** 2
+    alike = bool(np.allclose(sums, 0))
+    independent = len(sums) if alike else min(len(success), share * (1 - share) / variance)
+    return wilson(100 * float(share), independent)
 
 
 def with_seeds(value: float, by_run: Sequence[float], low: float, high: float) -> Interval:
