@@ -16,7 +16,9 @@ from atlas_wm.data.groups import episode_groups, with_variants
 from atlas_wm.data.states import training_rows
 from atlas_wm.data.training_set import open_training_set
 from atlas_wm.errors import SettingError, UserError
+from atlas_wm.evaluate.own_demonstrations import demonstration_groups, leave_out_own
 from atlas_wm.evaluate.protocol import Protocol, draw_starts
+from atlas_wm.plan.retrieval import NONE
 
 SOURCES, VARIANTS = 6, 5
 LENGTHS = (40, 40, 40, 31, 50, 62)  # of the sources: three are equal
@@ -63,6 +65,18 @@ def test_variants_are_found_without_a_column(noise, same_start, tmp_path, task):
     source, lengths, columns = made(noise, same_start=same_start)
     found = episode_groups(EpisodeData(write_h5(tmp_path / "x.h5", lengths, columns), task, 32, 5))
     assert same_partition(found, source) and with_variants(found).all()
+
+
+def test_an_evaluated_episode_leaves_out_all_variants_of_its_demonstration(published):
+    source, data = published
+    run, told = SimpleNamespace(data=SimpleNamespace(hash=data.content_hash())), []
+    planner = SimpleNamespace(retrieval=SimpleNamespace(group_by=told.append))
+    left_out = leave_out_own(planner, data, demonstration_groups(data, run))
+    mine = np.array([left_out(row) for row in data.offsets + data.lengths - 1])
+    assert same_partition(mine, source) and np.array_equal(told[0], mine)
+    other = SimpleNamespace(data=SimpleNamespace(hash="of other data"))
+    assert leave_out_own(planner, data, demonstration_groups(data, other))(0) == NONE
+    assert leave_out_own(SimpleNamespace(retrieval=None), data, mine)(0) == NONE
 
 
 def test_only_the_asked_episodes_are_compared(published):

@@ -99,14 +99,23 @@ def test_captured_plans_start_from_demonstrations(recipe, cost, caplog):
     assert "fast path: CUDA graphs" in caplog.text and "fast path: off" not in caplog.text
     graphs = planner._captured.batches[4]
     rests = [np.full((2, 10), 0.5, np.float32)] * 4
-    again = planner.plan_batch(goals, frames, rngs, rests)
+    again = planner.plan_batch(goals, frames, rngs, rests, left_out := [5, -1, 7, 5])
     assert planner._captured.batches[4] is graphs
-    for found, now, then, rest in ((plans, frames, goals, 0.0), (again, goals, frames, 0.5)):
+    assert planner._captured.batches[4].left_out.tolist() == left_out
+    proposed = planner._captured.batches[4].proposals
+    for episode, group in enumerate(left_out):
+        own = model.demonstrations.actions[model.demonstrations.episodes == group].to(DEVICE)
+        assert not torch.isin(proposed[episode, 1:, 0, 0], own[:, 0]).any()
+    none = [-1] * 4
+    for found, now, then, rest, without in (
+        (plans, frames, goals, 0.0, none),
+        (again, goals, frames, 0.5, left_out),
+    ):
         with torch.inference_mode():
             z, z_goal = model.encode(now), model.encode(then)
             start = torch.zeros(4, plan.horizon, 10, device=DEVICE)
             start[:, :2] = 0.0 if cost == "terminal" else rest
-            proposals = planner.retrieval.proposals(start, z, z_goal)
+            proposals = planner.retrieval.proposals(start, z, z_goal, torch.tensor(without, device=DEVICE))
             best = candidate_costs(planner.cost, model, model, z, proposals, z_goal).amin(dim=1).tolist()
         assert all(p.cost <= b * (1 + 1e-3) for p, b in zip(found, best, strict=True))
 

@@ -171,12 +171,11 @@ def test_the_answer_is_clipped_before_it_is_rolled_out_and_the_search_is_not(sea
 
 @pytest.mark.parametrize("cost", ["nearest", "temporal"])
 def test_retrieved_sequences_and_the_start_compete_as_in_the_plain_search(search, shallow_model, monkeypatch, cost):
-    """With the noise of the plain search, which it draws elsewhere; the start is a buffer, so two plans need no new
-    graphs."""
+    """With the noise of the plain search, which it draws elsewhere; the start and the demonstrations to leave out
+    are buffers, so two plans need no new graphs."""
     config = replace(TINY, cost=cost, start="retrieval")
-    pieces = [
-        (torch.randint(0, 256, (6, 3, 32, 32), dtype=torch.uint8, generator=make_rng(7)), torch.randn(6, 10), 0)
-    ]
+    shown = torch.randint(0, 256, (2, 6, 3, 32, 32), dtype=torch.uint8, generator=make_rng(7))
+    pieces = [(frames, torch.randn(6, 10, generator=make_rng(8, e)), e) for e, frames in enumerate(shown)]
     shallow_model.build_demonstrations(pieces)
     shallow_model.temporal_head = TemporalHead.initial(shallow_model.demonstrations.points.float(), make_rng(0))
     planner = Planner(shallow_model, config, plain=True)
@@ -192,11 +191,12 @@ def test_retrieved_sequences_and_the_start_compete_as_in_the_plain_search(search
     for seed in (0, 1):
         frames, goals = torch.randint(0, 256, (2, 1, 3, 32, 32), dtype=torch.uint8, generator=make_rng(seed))
         start = torch.randn(1, 2, 10, generator=make_rng(seed, 1))
-        found = search(frames, goals, [11], start)
+        left_out = torch.tensor([seed])
+        found = search(frames, goals, [11], start, left_out)
         drawn = iter(noise[:, 0])
         with monkeypatch.context() as patch, torch.inference_mode():
             patch.setattr(torch, "randn", lambda *_, drawn=drawn, **__: next(drawn))
-            expected = planner._search(frames, goals, [make_rng(0)], start)
+            expected = planner._search(frames, goals, [make_rng(0)], start, left_out)
         for mine, theirs in zip(found, expected, strict=True):
             torch.testing.assert_close(mine, theirs, atol=1e-4, rtol=1e-4)
     assert list(search.batches) == [1]

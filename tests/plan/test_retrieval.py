@@ -1,5 +1,6 @@
 """Searches that start from demonstrations: what is retrieved, and what the search makes of it."""
 
+import logging
 import shutil
 from dataclasses import replace
 
@@ -11,14 +12,16 @@ from safetensors.torch import load_file, save_file
 from atlas_wm.cli.app import main
 from atlas_wm.config import EncoderConfig, ModelConfig, PlanConfig, PredictorConfig
 from atlas_wm.data.clips import held_out_episodes
+from atlas_wm.data.collect import collect
 from atlas_wm.data.training_set import DEMONSTRATION_FRAMES, open_training_set
 from atlas_wm.errors import UserError
+from atlas_wm.models.demonstrations import Demonstrations
 from atlas_wm.models.world_model import WorldModel
 from atlas_wm.plan import retrieval as module
 from atlas_wm.plan.bounds import clip_limits
 from atlas_wm.plan.cem import CEM
 from atlas_wm.plan.planner import Planner
-from atlas_wm.plan.retrieval import Retrieval
+from atlas_wm.plan.retrieval import NONE, Retrieval
 from atlas_wm.plan.solver import Solution, Solver
 from atlas_wm.rng import make_rng
 from atlas_wm.runs.folder import DEMONSTRATIONS
@@ -256,14 +259,93 @@ def test_files_that_do_not_fit_are_refused(run_folder, tmp_path, change, message
         load_model(run)
 
 
-def test_evaluated_episodes_among_the_demonstrations_are_reported(run_folder, in_this_process, caplog):
+@pytest.fixture
+def retrieved(monkeypatch):
+    """Of each plan of an evaluation on a CPU: the group that was left out, and the sequences found."""
+    calls, retrieve = [], Retrieval.__call__
+
+    def record(self, z, z_goal, left_out):
+        found = retrieve(self, z, z_goal, left_out)
+        calls.append((int(left_out), found[0]))
+        return found
+
+    monkeypatch.setattr(Retrieval, "__call__", record)
+    return calls
+
+
+def evaluated(run, episodes, part="all", **options):
     from atlas_wm.evaluate.evaluate import evaluate
     from atlas_wm.evaluate.protocol import Protocol
 
     plan = PlanConfig(candidates=20, iterations=1, elites=5, start="retrieval")
-    options = {"plan": plan, "policies": ("model",), "films": 0, "device": "cpu"}
-    evaluate(run_folder, [Protocol(5, 10, 2, (42,), "heldout")], **options)
-    assert "demonstrations" not in caplog.text
-    (result,) = evaluate(run_folder, [Protocol(5, 10, 4, (42,), "all")], **options)
-    assert "evaluated episodes are among the demonstrations of the run" in caplog.text
+    options |= {"plan": plan, "policies": ("model",), "films": 0, "device": "cpu"}
+    (result,) = evaluate(run, [Protocol(5, 10, episodes, (42,), part)], **options)
     assert "retrieval" in result.name
+    return [episode.episode for episode in result.model.episodes["42"]]
+
+
+def test_no_evaluated_episode_retrieves_its_own_demonstration(run_folder, in_this_process, retrieved, caplog):
+    caplog.set_level(logging.INFO)
+    known = load_file(run_folder / DEMONSTRATIONS)
+    assert not set(evaluated(run_folder, 2, "heldout")) & set(known["episodes"].tolist())
+    assert retrieved and "demonstrations" not in caplog.text
+    retrieved.clear()
+    episodes = evaluated(run_folder, 4)
+    mine = set(episodes) & set(known["episodes"].tolist())
+    assert f"{sum(e in mine for e in episodes)} of 4 evaluated episodes, or variants" in caplog.text
+    assert mine and {group for group, _ in retrieved} == set(episodes)  # no episode here has variants
+    for group, found in retrieved:
+        own = known["actions"][known["episodes"] == group]
+        assert (found != 0).any() and not (found[:, None, 0] == own).all(dim=-1).any()
+
+
+def test_episodes_of_other_data_leave_nothing_out(run_folder, in_this_process, retrieved, task, tmp_path):
+    collect(task, tmp_path / "others.h5", 3, seed=6, pixels=False, workers=1)
+    evaluated(run_folder, 2, data_path=tmp_path / "others.h5")
+    assert {group for group, _ in retrieved} == {NONE}
+
+
+def without(known, episode):
+    keep = known.episodes != episode
+    return Demonstrations(known.points[keep], known.actions[keep], known.episodes[keep])
+
+
+@pytest.mark.parametrize("ends_only", [True, False])
+def test_what_is_left_out_might_as_well_not_be_there(model, ends_only):
+    frames, actions = model.shown
+    z, z_goal = encode(model, frames[:, 1]), encode(model, frames[:, 4])  # of each episode, its own
+    retrieval = Retrieval(model, QUICK, ends_only)
+    all_of_them, found = retrieval(z, z_goal), retrieval(z, z_goal, torch.arange(EPISODES))
+    assert torch.equal(all_of_them[:, 0], actions[:, 1:4])
+    known = model.demonstrations
+    for e in range(EPISODES):
+        model.demonstrations = without(known, e)
+        assert torch.equal(Retrieval(model, QUICK, ends_only)(z[e : e + 1], z_goal[e : e + 1])[0], found[e])
+
+
+def test_who_leaves_nothing_out_retrieves_the_same_to_the_bit(model):
+    z, z_goal = encode(model, images(4, 1)), encode(model, images(4, 2))
+    retrieval = Retrieval(model, QUICK, False)
+    before = retrieval(z, z_goal)
+    after = retrieval(z, z_goal, torch.tensor([NONE, EPISODES, 3, NONE]))
+    assert torch.equal(after[[0, 1, 3]], before[[0, 1, 3]])
+
+
+def test_groups_are_left_out_together_and_zero_stands_where_nothing_remains(model):
+    frames, actions = model.shown
+    retrieval = Retrieval(model, QUICK, True)
+    retrieval.group_by(torch.tensor([0, 0, 0, 0, 0, 0, 0, 1]))
+    z, z_goal = encode(model, frames[:1, 1]), encode(model, frames[:1, 4])
+    (found,) = retrieval(z, z_goal, torch.tensor([0]))
+    there = [bool((one == actions[7, i : i + 3]).all()) for one in found for i in range(LENGTH - 3)]
+    assert sum(there) == LENGTH - 3 and (found[LENGTH - 3 :] == 0).all() and len(found) > LENGTH - 3
+    with pytest.raises(UserError, match="name episodes that the dataset, of 7, does not have"):
+        retrieval.group_by(torch.arange(7))
+
+
+def test_each_plan_of_a_batch_leaves_out_its_own(model, retrieved):
+    planner, (frames, _) = Planner(model, QUICK), model.shown
+    rngs = [make_rng(e) for e in range(3)]
+    planner.plan_batch(frames[:3, 1], frames[:3, 4], rngs, left_out=[4, NONE, 2])
+    planner.plan_batch(frames[:3, 1], frames[:3, 4], rngs)
+    assert [group for group, _ in retrieved] == [4, NONE, 2] + 3 * [NONE]

@@ -12,6 +12,7 @@ from atlas_wm.diagnose.evaluated import Evaluated, find_each_evaluated
 from atlas_wm.diagnose.frozen_run import FrozenRun
 from atlas_wm.errors import UserError
 from atlas_wm.evaluate.env_batch import FILM_EVERY, EnvBatch
+from atlas_wm.evaluate.own_demonstrations import leave_out_own
 from atlas_wm.evaluate.rollout import planning_policy, run_episodes
 from atlas_wm.parallel.devices import one_thread
 from atlas_wm.plan.planner import Planner, dtype_of
@@ -45,13 +46,14 @@ def cases(run: FrozenRun, evaluation: Evaluated, rows: Sequence[int], offset: in
     """Repeat and film the chosen episodes with the evaluation's planner and rngs."""
     known = {e.row: e for e in evaluation.episodes}
     planner = Planner(run.model, evaluation.plan, plain=evaluation.plain, dtype=dtype_of(evaluation.precision))
+    left_out = leave_out_own(planner, run.data, run.groups if planner.retrieval is not None else None)
     envs = EnvBatch(run.data.task, run.data.image_size)
     try:
         with one_thread():  # as evaluations plan
             records, films = run_episodes(
                 [envs],
                 run.data,
-                planning_policy(planner, evaluation.seed),
+                planning_policy(planner, evaluation.seed, left_out=left_out),
                 rows,
                 offset,
                 evaluation.budget,

@@ -14,6 +14,7 @@ from torch import Tensor
 from atlas_wm.data.dataset import EpisodeData
 from atlas_wm.data.states import training_data, training_rows
 from atlas_wm.diagnose.simulate import Simulator
+from atlas_wm.evaluate.own_demonstrations import demonstration_groups
 from atlas_wm.models.bank import flat
 from atlas_wm.models.geometry import Scale
 from atlas_wm.models.world_model import Features
@@ -49,6 +50,11 @@ class FrozenRun:
     @cached_property
     def data_hash(self) -> str:
         return self.data.content_hash()
+
+    @cached_property
+    def groups(self) -> np.ndarray | None:
+        """Of demonstrations, as in evaluations."""
+        return demonstration_groups(self.data, self.info)
 
     @cached_property
     def weights_hash(self) -> str:

@@ -10,6 +10,7 @@ from atlas_wm.diagnose.evaluated import Evaluated
 from atlas_wm.diagnose.frozen_run import FrozenRun
 from atlas_wm.errors import UserError
 from atlas_wm.evaluate.imagine import imagine_episode
+from atlas_wm.evaluate.own_demonstrations import leave_out_own
 from atlas_wm.evaluate.training_frames import TrainingFrames
 from atlas_wm.images import frame_to_tensor, reduce_frames
 from atlas_wm.parallel.devices import one_thread
@@ -34,6 +35,7 @@ def choose_episodes(episodes: Sequence[EpisodeResult]) -> list[EpisodeResult]:
 def imagined(run: FrozenRun, evaluation: Evaluated, offset: int) -> dict[str, Any]:
     """Repeat episodes with the evaluation's planner and rngs."""
     planner = Planner(run.model, evaluation.plan, plain=evaluation.plain, dtype=dtype_of(evaluation.precision))
+    left_out = leave_out_own(planner, run.data, run.groups if planner.retrieval is not None else None)
     known = TrainingFrames(run.bank.z, lambda which: run.training.frames_of(run.bank_rows[which]))
     chosen, data, found = choose_episodes(evaluation.episodes), run.data, []
     if not chosen:
@@ -54,6 +56,7 @@ def imagined(run: FrozenRun, evaluation: Evaluated, offset: int) -> dict[str, An
                     data.frame(row + offset)[0],
                     lambda number, row=row: make_rng(evaluation.seed, row, number),  # type: ignore[misc]
                     evaluation.budget,
+                    left_out(row),
                 )
                 found.append(
                     {

@@ -19,6 +19,7 @@ from atlas_wm.evaluate.env_batch import FILM_EVERY
 from atlas_wm.evaluate.novelty import Draws, draw_and_label
 from atlas_wm.evaluate.oracle import EPISODES as ORACLE_EPISODES
 from atlas_wm.evaluate.oracle import oracle_plan
+from atlas_wm.evaluate.own_demonstrations import demonstration_groups
 from atlas_wm.evaluate.statistics import failure_auroc, summarise
 from atlas_wm.evaluate.worker import Job, JobResult, Setup, run_beside_envs, run_in_workers
 from atlas_wm.parallel.devices import pick_device
@@ -125,7 +126,7 @@ def evaluate(
     data = _open_data(run, info, setup, task)
     draws = draw_and_label(run, info, data, protocols)
     if setup.plan.start == "retrieval":
-        _check_demonstrations(run, info, data, draws)
+        setup = replace(setup, groups=_groups(run, info, data, draws))
     jobs = _jobs(data, draws, [p for p in policies if p != "oracle"], films, EPISODES_PER_JOB[where.type])
     simulated = _oracle_jobs(draws, oracle_episodes) if searched is not None else []
     folder = writable_folder(run, FOLDER) if is_main() else run  # fails before the work starts
@@ -163,19 +164,21 @@ def _open_data(run: Path, info: RunInfo, setup: Setup, task: Task) -> EpisodeDat
     return data
 
 
-def _check_demonstrations(run: Path, info: RunInfo, data: EpisodeData, draws: Draws) -> None:
-    """Warn where the planner may retrieve the very demonstration that leads from the start to the goal."""
-    stored = read_bank(run, DEMONSTRATIONS) or {}
-    if info.data.hash != data.content_hash() or "episodes" not in stored:
-        return
+def _groups(run: Path, info: RunInfo, data: EpisodeData, draws: Draws) -> np.ndarray | None:
+    """Of demonstrations, so that no episode retrieves its own. Says how many are concerned."""
+    groups, stored = demonstration_groups(data, info), read_bank(run, DEMONSTRATIONS) or {}
+    if groups is None or "episodes" not in stored:
+        return None
     starts = np.array([row for by_seed in draws.starts.values() for rows in by_seed.values() for row in rows])
-    known = np.isin(data.locate(starts)[0], stored["episodes"].numpy())
+    is_stored = np.isin(np.arange(len(groups)), stored["episodes"].numpy())
+    known = np.isin(groups[data.locate(starts)[0]], groups[is_stored])
     if known.any():
-        log.warning(
-            "--start retrieval: %d of %d evaluated episodes are among the demonstrations of the run, so success is "
-            "not that of new episodes: use --part heldout, or another dataset",
+        log.info(
+            "start retrieval: %d of %d evaluated episodes, or variants of them, are among the demonstrations of "
+            "the run: their searches leave these out",
             *(known.sum(), len(known)),
         )
+    return groups
 
 
 def _head_hash(run: Path) -> str | None:

@@ -14,6 +14,7 @@ from atlas_wm.errors import UserError
 from atlas_wm.evaluate.training_frames import TrainingFrames, open_training_frames
 from atlas_wm.images import frame_to_tensor
 from atlas_wm.plan.planner import Plan, Planner
+from atlas_wm.plan.retrieval import NONE
 from atlas_wm.rng import make_rng
 from atlas_wm.runs.files import writing
 from atlas_wm.tasks import Task, get_task_of
@@ -57,11 +58,12 @@ def imagine_episode(
     goal: Tensor,
     rng_of: Callable[[int], torch.Generator],
     budget: int,
+    left_out: int = NONE,
 ) -> tuple[Future, list[Plan]]:
     """Plan and act until the goal is reached or ``budget`` steps are done. env: reset to the start, with this goal.
 
-    goal: (3, S, S) uint8. rng_of: the rng of each plan, by its number. An episode that ends within an action chunk
-    shows its last frame beside that chunk.
+    goal: (3, S, S) uint8. rng_of: the rng of each plan, by its number. left_out: as in plan_batch. An episode that
+    ends within an action chunk shows its last frame beside that chunk.
     """
     skip, start = planner.model.config.frameskip, env.render()
     future = Future(start, goal.permute(1, 2, 0).numpy(), [], False)
@@ -70,7 +72,7 @@ def imagine_episode(
     while steps < budget and not reached:
         frame = planner.prepare(frame_to_tensor(env.render()))
         rest = plans[-1].rest if plans else None
-        plan = planner.plan_batch(frame, goal[None], [rng_of(len(plans))], [rest])[0]
+        plan = planner.plan_batch(frame, goal[None], [rng_of(len(plans))], [rest], [left_out])[0]
         plans.append(plan)
         chunks = plan.actions.reshape(-1, skip, plan.actions.shape[-1])
         for chunk, imagined in zip(chunks, imagined_frames(planner, known, plan), strict=False):

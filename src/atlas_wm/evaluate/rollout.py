@@ -16,6 +16,7 @@ from atlas_wm.evaluate.env_pool import EnvPool
 from atlas_wm.evaluate.oracle import Oracle
 from atlas_wm.normalizer import Normalizer
 from atlas_wm.plan.planner import LatentNovelty, Novelty, Planner
+from atlas_wm.plan.retrieval import NONE
 from atlas_wm.rng import make_rng
 from atlas_wm.runs.results import EpisodeRecord
 
@@ -60,13 +61,19 @@ Policy = Callable[[Sequence[Episode]], list[np.ndarray]]
 
 
 def planning_policy(
-    planner: Planner, seed: int, on_novelty: Callable[[Novelty | LatentNovelty | None], None] = lambda novelty: None
+    planner: Planner,
+    seed: int,
+    on_novelty: Callable[[Novelty | LatentNovelty | None], None] = lambda novelty: None,
+    left_out: Callable[[int], int] = lambda row: NONE,
 ) -> Policy:
+    """left_out: as leave_out_own says."""
+
     def act(episodes: Sequence[Episode]) -> list[np.ndarray]:
         frames = torch.from_numpy(np.stack([e.observed for e in episodes]))
         goals = torch.stack([e.goal for e in episodes])
         rngs = [make_rng(seed, e.row, e.plans) for e in episodes]
-        plans = planner.plan_batch(frames, goals, rngs, [e.rest for e in episodes])
+        rests, without = [e.rest for e in episodes], [left_out(e.row) for e in episodes]
+        plans = planner.plan_batch(frames, goals, rngs, rests, without)
         for episode, plan in zip(episodes, plans, strict=True):
             episode.rest = plan.rest
             if episode.plans == 0 and isfinite(plan.remaining):

@@ -16,6 +16,7 @@ from atlas_wm.errors import UserError
 from atlas_wm.evaluate.env_batch import EnvBatch, EpisodeEnd
 from atlas_wm.evaluate.env_pool import EnvPool
 from atlas_wm.evaluate.oracle import Oracle
+from atlas_wm.evaluate.own_demonstrations import leave_out_own
 from atlas_wm.evaluate.rollout import (
     oracle_policy,
     planning_policy,
@@ -53,6 +54,7 @@ class Setup:
     weights: str | None = None  # None: the final ones
     variation: Variation = field(default_factory=dict)
     plugins: tuple[str, ...] = ()  # modules of the user's own classes, which the main process has imported
+    groups: np.ndarray | None = None  # of demonstrations (own_demonstrations.py), to leave out an episode's own
 
 
 @dataclass(frozen=True)
@@ -97,6 +99,7 @@ class Worker:
         self.data = EpisodeData(setup.data, task, size, info.config.model.frameskip)
         model = load_model(setup.run, setup.device, weights=setup.weights)
         self.planner = Planner(model, setup.plan, plain=setup.plain, dtype=dtype_of(setup.precision))
+        self.left_out = leave_out_own(self.planner, self.data, setup.groups)
 
     def run(self, job: Job) -> JobResult:
         if job.policy == "oracle":
@@ -105,7 +108,7 @@ class Worker:
         protocol, plans, budget = job.protocol, job.policy == "model", job.protocol.steps
         if plans:
             novelties: list[Novelty | LatentNovelty | None] = []
-            policy = planning_policy(self.planner, job.seed, novelties.append)
+            policy = planning_policy(self.planner, job.seed, novelties.append, self.left_out)
         elif job.policy == "random":
             policy = random_policy(self.env_batches[0].open(), job.seed, self.planner.model.normalizer)
         else:

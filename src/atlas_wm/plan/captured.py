@@ -20,7 +20,7 @@ from atlas_wm.models.world_model import WorldModel
 from atlas_wm.plan.bounds import clip_limits
 from atlas_wm.plan.costs import candidate_costs, make_cost
 from atlas_wm.plan.offer import fast_rollout
-from atlas_wm.plan.retrieval import Retrieval, cheapest
+from atlas_wm.plan.retrieval import NONE, Retrieval, cheapest
 
 log = logging.getLogger(__name__)
 
@@ -90,15 +90,19 @@ class CapturedSearch:
         self._fold(Weights.of(model))
 
     @torch.inference_mode()
-    def __call__(self, frames: Tensor, goals: Tensor, keys: Sequence[int], start: Tensor) -> Found:
+    def __call__(
+        self, frames: Tensor, goals: Tensor, keys: Sequence[int], start: Tensor, left_out: Tensor | None = None
+    ) -> Found:
         """frames and goals: (B, 3, S, S) uint8 on any device; keys: one noise seed per plan; start: (B, H, D), the
-        first mean of each search."""
-        found = self._search(frames, goals, keys, start)
+        first mean of each search; left_out: (B,), as in Retrieval."""
+        if left_out is None:
+            left_out = torch.full((len(keys),), NONE)
+        found = self._search(frames, goals, keys, start, left_out)
         # While the device works: check that the folded weights are still current.
         weights = Weights.of(self.model)
         if weights != self.weights:
             self._fold(weights)
-            found = self._search(frames, goals, keys, start)
+            found = self._search(frames, goals, keys, start, left_out)
         return found
 
     def _fold(self, weights: Weights) -> None:
@@ -113,11 +117,11 @@ class CapturedSearch:
         # The graphs never run at the same time, so they share memory, which is freed with the last of them.
         self.pool = torch.cuda.graph_pool_handle()
 
-    def _search(self, frames: Tensor, goals: Tensor, keys: Sequence[int], start: Tensor) -> Found:
+    def _search(self, frames: Tensor, goals: Tensor, keys: Sequence[int], start: Tensor, left_out: Tensor) -> Found:
         while True:
             largest = max(1, min(LARGEST_BATCH, self.most // self.config.candidates))
             try:
-                return self._search_parts(largest, frames, goals, keys, start)
+                return self._search_parts(largest, frames, goals, keys, start, left_out)
             except torch.cuda.OutOfMemoryError:
                 at_once = min(self.most, padded(min(len(keys), largest), largest) * self.config.candidates)
                 if at_once == 1:
@@ -128,7 +132,7 @@ class CapturedSearch:
             torch.cuda.empty_cache()
 
     def _search_parts(
-        self, largest: int, frames: Tensor, goals: Tensor, keys: Sequence[int], start: Tensor
+        self, largest: int, frames: Tensor, goals: Tensor, keys: Sequence[int], start: Tensor, left_out: Tensor
     ) -> Found:
         parts = -(-len(keys) // largest)
         each = -(-len(keys) // parts)
@@ -138,7 +142,8 @@ class CapturedSearch:
             size = padded(len(keys[mine]), largest)
             if size not in self.batches:
                 self.batches[size] = _Batch(self, size, frames)
-            found.append(self.batches[size].search(frames[mine], goals[mine], keys[mine], start[mine]))
+            parts_of = (frames[mine], goals[mine], keys[mine], start[mine], left_out[mine])
+            found.append(self.batches[size].search(*parts_of))
         return Found(*map(torch.cat, zip(*found, strict=True)))
 
 
@@ -159,6 +164,7 @@ class _Batch:
         iteration = torch.zeros(1, dtype=torch.int64, device=device)
         self.mean = torch.zeros(size, config.horizon, model.config.frameskip * model.action_size, device=device)
         self.start = torch.zeros_like(self.mean)
+        self.left_out = torch.full_like(self.keys, NONE)
         self.best = torch.zeros_like(self.mean)  # the cheapest proposal
         std = torch.ones_like(self.mean)
         limits = clip_limits(config, model)
@@ -180,7 +186,7 @@ class _Batch:
 
         def retrieve() -> Tensor:
             assert search.retrieval is not None
-            proposals = search.retrieval.proposals(self.start, *self.z)
+            proposals = search.retrieval.proposals(self.start, self.z[0], self.z[1], self.left_out)
             self.mean.copy_(cheapest(costs_of(proposals), proposals))
             self.best.copy_(self.mean)
             return proposals
@@ -211,9 +217,10 @@ class _Batch:
         self.iterate, _ = captured(iterate, search.pool)
         self.finish, self.latents = captured(finish, search.pool)
 
-    def search(self, frames: Tensor, goals: Tensor, keys: Sequence[int], start: Tensor) -> Found:
+    def search(self, frames: Tensor, goals: Tensor, keys: Sequence[int], start: Tensor, left_out: Tensor) -> Found:
         count = len(keys)
         self.start[:count].copy_(start)
+        self.left_out[:count].copy_(left_out)
         self.frames[0, :count].copy_(frames)
         self.frames[1, :count].copy_(goals)
         self.keys[:count].copy_(torch.tensor(keys, dtype=torch.int64))

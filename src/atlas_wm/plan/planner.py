@@ -25,7 +25,7 @@ from atlas_wm.plan.captured import CapturedSearch, Found, Weights
 from atlas_wm.plan.cem import make_solver
 from atlas_wm.plan.costs import candidate_costs, make_cost, plan_costs, starts
 from atlas_wm.plan.offer import NoFastRollout, fast_rollout
-from atlas_wm.plan.retrieval import Retrieval, cheapest
+from atlas_wm.plan.retrieval import NONE, Retrieval, cheapest
 from atlas_wm.rng import make_rng
 
 log = logging.getLogger(__name__)
@@ -192,34 +192,43 @@ class Planner:
         goals: Tensor,
         rngs: Sequence[torch.Generator],
         rests: Sequence[np.ndarray | None] | None = None,
+        left_out: Sequence[int] | None = None,
     ) -> list[Plan]:
         """A plan for each of B episodes. frames and goals: (B, 3, S, S) uint8, prepared; one rng each.
 
-        ``rests``: ``Plan.rest`` of the last plan of each episode, None at its start.
+        ``rests``: ``Plan.rest`` of the last plan of each episode, None at its start. ``left_out``: the group of
+        demonstrations that each episode must not retrieve, or retrieval.NONE.
 
         On a CPU episodes are planned one by one: matrix products round differently in batches of different sizes,
         and an episode's plan must not depend on the other episodes in its batch.
         """
-        rests = rests or [None] * len(rngs)
-        if not len(frames) == len(goals) == len(rngs) == len(rests):
+        rests, left_out = rests or [None] * len(rngs), left_out or [NONE] * len(rngs)
+        if not len(frames) == len(goals) == len(rngs) == len(rests) == len(left_out):
             counts = f"{len(frames)} frames, {len(goals)} goals, {len(rngs)} rngs and {len(rests)} rests"
             raise ValueError(f"{counts} do not match")
         started = time.perf_counter()
         self.model.eval()
         start = starts(self.cost, self._action_chunk, rests).to(self.device)
+        without = torch.tensor(left_out, dtype=torch.int64, device=self.device)
         together = self.device.type != "cpu" or len(rngs) == 1
         each = [slice(None)] if together else [slice(i, i + 1) for i in range(len(rngs))]
         with self.threads(), torch.no_grad() if self.solver.needs_gradients else torch.inference_mode():
-            plans = [plan for one in each for plan in self._solve(frames[one], goals[one], rngs[one], start[one])]
+            plans = [
+                plan
+                for one in each
+                for plan in self._solve(frames[one], goals[one], rngs[one], start[one], without[one])
+            ]
         self.seconds += time.perf_counter() - started
         return plans
 
-    def _solve(self, frames: Tensor, goals: Tensor, rngs: Sequence[torch.Generator], start: Tensor) -> list[Plan]:
+    def _solve(
+        self, frames: Tensor, goals: Tensor, rngs: Sequence[torch.Generator], start: Tensor, left_out: Tensor
+    ) -> list[Plan]:
         model, execute = self.model, self.config.execute
         found = None
         if self.device.type == "cuda" and not self.plain and not self.config.own_parts:
-            found = self._search_captured(frames, goals, rngs, start)
-        z, z_goal, mean, latents = found or self._search(frames, goals, rngs, start)
+            found = self._search_captured(frames, goals, rngs, start, left_out)
+        z, z_goal, mean, latents = found or self._search(frames, goals, rngs, start, left_out)
         costs = plan_costs(self.cost, model, z, mean, latents, z_goal).tolist()
         start_costs = self.cost.distance(model, z, z_goal)
         distances = self.cost.distance(model, latents, z_goal[:, None])  # (B, H)
@@ -242,7 +251,14 @@ class Planner:
         parts = (actions, costs, start_costs.tolist(), imagined, *judged, rests)
         return [Plan(*part) for part in zip(*parts, strict=True)]
 
-    def _search(self, frames: Tensor, goals: Tensor, rngs: Sequence[torch.Generator], start: Tensor) -> Found:
+    def _search(
+        self,
+        frames: Tensor,
+        goals: Tensor,
+        rngs: Sequence[torch.Generator],
+        start: Tensor,
+        left_out: Tensor | None = None,
+    ) -> Found:
         model = self.model
         z = model.encode(frames.to(self.device))  # (B, …)
         z_goal = model.encode(goals.to(self.device))
@@ -264,7 +280,7 @@ class Planner:
 
         proposals: tuple[Tensor, ...] = ()
         if self.retrieval is not None:
-            found = self.retrieval.proposals(start, z, z_goal)
+            found = self.retrieval.proposals(start, z, z_goal, left_out)
             start = cheapest(costs(found), found)
             proposals = (found,) if self.solver.takes_proposals else ()
         mean, limits = self.solver(costs, start, rngs, *proposals).mean, clip_limits(self.config, model)
@@ -278,7 +294,12 @@ class Planner:
         return Found(z, z_goal, mean, latents)
 
     def _search_captured(
-        self, frames: Tensor, goals: Tensor, rngs: Sequence[torch.Generator], start: Tensor
+        self,
+        frames: Tensor,
+        goals: Tensor,
+        rngs: Sequence[torch.Generator],
+        start: Tensor,
+        left_out: Tensor | None = None,
     ) -> Found | None:
         """None where this machine or this model cannot. Of each rng only the seed is used, so one plan each."""
         try:
@@ -286,7 +307,7 @@ class Planner:
                 if self._captured is None:
                     self._captured = CapturedSearch(self.model, self.config, self.dtype, self.retrieval)
                     log.info("fast path: CUDA graphs, products in %s", _name(self.dtype))
-                return self._captured(frames, goals, [s.initial_seed() for s in rngs], start)
+                return self._captured(frames, goals, [s.initial_seed() for s in rngs], start, left_out)
         except Exception as error:  # of a driver, a compiler or too little memory
             self._captured = None
             self._turn_off(error)
