@@ -15,16 +15,18 @@ import torch
 from atlas_wm.config import EncoderConfig, ModelConfig, PlanConfig, PredictorConfig
 from atlas_wm.errors import UserError
 from atlas_wm.models.world_model import WorldModel
-from atlas_wm.plan.harness import SOLVERS, GoalCost, harness_policy
+from atlas_wm.plan.harness import SOLVERS, GoalCost, goal_cost, harness_policy
 from atlas_wm.plan.planner import Planner
 from atlas_wm.recipes import demo
 from atlas_wm.rng import make_rng
+from atlas_wm.runs.model import load_model
 from atlas_wm.tasks.base import import_harness
 
 import_harness()
 from stable_worldmodel.data import get_format, load_dataset  # noqa: E402
+from stable_worldmodel.policy import PlanConfig as TheirPlanConfig  # noqa: E402
 from stable_worldmodel.protocols import Actionable  # noqa: E402
-from stable_worldmodel.solver import LagrangianSolver, PredictiveSamplingSolver  # noqa: E402
+from stable_worldmodel.solver import CEMSolver, LagrangianSolver, PredictiveSamplingSolver  # noqa: E402
 
 PLAN = PlanConfig(candidates=40, iterations=6, elites=8)
 PAGE = Path(__file__).parents[2] / "docs" / "guides" / "in-stable-worldmodel.md"
@@ -234,6 +236,43 @@ def test_its_solvers_start_from_the_cheapest_demonstration(demo_model, solver, m
     expected = torch.stack([proposals[b, costs[b].argmin()] for b in range(2)])
     assert torch.equal(starts[0], expected)
     assert found.shape == (2, 5, 10) and (cost_of(demo_model, now, goals, found) <= costs[:, 0]).all()
+
+
+@pytest.mark.parametrize("settings", [{"start": "retrieval"}, {"cost": "nearest"}, {}])
+def test_a_bare_cost_says_what_it_does_not_take_from_the_run(run_folder, settings, caplog):
+    model = load_model(run_folder)
+    plan = replace(model.run.config.plan, **settings)
+    model.run = replace(model.run, config=replace(model.run.config, plan=plan))
+    cost = goal_cost(model)
+    assert isinstance(cost, Actionable) == (plan.start == "retrieval") and not caplog.records
+    info, candidates = make_info(), torch.randn(2, 6, 5, 10, generator=make_rng(2))
+    planned = cost.get_cost(info, candidates)
+    bare = GoalCost(model).get_cost(info, candidates)
+    assert torch.equal(planned, bare) == (plan.cost == "terminal")
+    said = [record.message for record in caplog.records]
+    assert len(said) == bool(settings)
+    assert all(f"the run's cost {plan.cost} and start {plan.start}" in message for message in said)
+
+
+@pytest.mark.filterwarnings("ignore:std")  # of one candidate
+def test_a_solver_of_the_users_own_starts_from_demonstrations_too(demo_model):
+    frames, actions = images(8, seed=3), torch.randn(8, 10, generator=make_rng(4))
+    demo_model.build_demonstrations([(frames, actions, 0)])
+    cost = goal_cost(demo_model, replace(PLAN, start="retrieval"))
+    solver = CEMSolver(cost, num_samples=1, n_steps=1, topk=1)
+    solver.configure(
+        action_space=gym.spaces.Box(-1, 1, (1, 2)), n_envs=1, config=TheirPlanConfig(5, 5, action_block=5)
+    )
+    now, goals = images(1, seed=5), images(1, seed=6)
+    (start,) = solve(solver, now, goals)
+    assert any(torch.equal(start, one) for one in (torch.zeros(5, 10), *(actions[i : i + 5] for i in range(3))))
+    assert (
+        cost_of(demo_model, now, goals, start[None]) <= cost_of(demo_model, now, goals, actions[None, :5])
+    ).all()
+    with pytest.raises(
+        UserError, match=r"5 action chunks \(plan.horizon\), but the solver asks for 3: .*warm_start=False"
+    ):
+        solver.solve({"pixels": now[:, None], "goal": goals[:, None]}, torch.zeros(1, 2, 10))
 
 
 def test_icem_keeps_within_the_bounds_of_the_environment(demo_model):

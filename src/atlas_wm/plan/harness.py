@@ -3,6 +3,7 @@
 Usage: docs/guides/in-stable-worldmodel.md.
 """
 
+import logging
 from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple
@@ -23,6 +24,7 @@ from atlas_wm.plan.costs import Cost, candidate_costs, make_cost
 from atlas_wm.plan.planner import Planner
 from atlas_wm.plan.retrieval import Retrieval, cheapest
 
+log = logging.getLogger(__name__)
 SOLVERS = ("cem", "icem", "mppi", "gradient")
 
 
@@ -36,13 +38,21 @@ class GoalCost(nn.Module):
     """The ``Costable`` of the library's solvers: a cost of plan/costs.py; default, the distance of each candidate's
     end from the goal.
 
-    A solver may run on another device than the model. ``candidate_chunk``: as in :class:`PlanConfig`.
+    A solver may run on another device than the model. ``candidate_chunk``: as in :class:`PlanConfig`. The other
+    settings of the model's run are not read; :func:`goal_cost` follows them.
     """
 
     def __init__(self, model: WorldModel, candidate_chunk: int | None = None, cost: Cost | None = None):
         super().__init__()
         self.model = model.eval()
         self.cost = cost or make_cost(PlanConfig(), model)
+        plan = model.run.config.plan if cost is None and model.run else PlanConfig()
+        if (plan.cost, plan.start) != ("terminal", "zero"):
+            log.warning(
+                "GoalCost(model) has the cost terminal, and its searches start from zero: goal_cost(model) has the "
+                "run's cost %s and start %s",
+                *(plan.cost, plan.start),
+            )
         self.candidate_chunk = candidate_chunk
         self._encoded: dict[str, _Encoded] = {}
 
@@ -100,11 +110,24 @@ class RetrievalCost(GoalCost):
 
         info["pixels"] and info["goal"]: (B, T, 3, H, W). Every search starts anew, so there are no prefix_actions.
         """
+        if prefix_actions is not None or horizon != len(self.retrieval.chunks):
+            raise UserError(
+                f"with plan.start retrieval every search starts with {len(self.retrieval.chunks)} action chunks "
+                f"(plan.horizon), but the solver asks for {horizon}: give both the same horizon, and the library's "
+                f"PlanConfig warm_start=False"
+            )
         info = {key: value[:, None] for key, value in info.items() if key in ("pixels", "goal")}
         z, z_goal = self._encode(info, "pixels"), self._encode(info, "goal")
         zero = torch.zeros(len(z), horizon, self.retrieval.actions.shape[1], device=z.device)
         proposals = self.retrieval.proposals(zero, z, z_goal)
         return cheapest(self.get_cost(info, proposals), proposals).to(info["pixels"].device)
+
+
+def goal_cost(model: WorldModel, plan: PlanConfig | None = None) -> GoalCost:
+    """With the cost and the start of these settings, by default those of the model's run."""
+    planner = Planner(model, plan)
+    parts = model, planner.config.candidate_chunk, planner.cost
+    return GoalCost(*parts) if planner.retrieval is None else RetrievalCost(*parts, planner.retrieval)
 
 
 class Standardisation:
@@ -139,17 +162,12 @@ def harness_policy(
     from stable_worldmodel.policy import PlanConfig as TheirPlanConfig
     from stable_worldmodel.policy import WorldModelPolicy
 
-    planner = Planner(model, plan)
-    plan = planner.config
+    plan = plan or (model.run.config.plan if model.run else PlanConfig())
     if plan.solver != "cem":
         raise UserError(f"the library's policy runs the library's solvers, not {plan.solver}: pass solver=…")
-    cost = (
-        GoalCost(model, plan.candidate_chunk, planner.cost)
-        if planner.retrieval is None
-        else RetrievalCost(model, plan.candidate_chunk, planner.cost, planner.retrieval)
-    )
+    cost = goal_cost(model, plan)
     # With retrieval the library would ask only for the chunks after the rest of the last plan.
-    warm_start = planner.cost.warm_start and planner.retrieval is None
+    warm_start = cost.cost.warm_start and not isinstance(cost, RetrievalCost)
     standardisation = Standardisation(model.normalizer, clip=plan.clip_actions)
 
     class Policy(WorldModelPolicy):
