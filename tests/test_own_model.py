@@ -13,6 +13,7 @@ from typing import ClassVar
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 from torch import nn
 
 from atlas_wm import load_model, save_model
@@ -26,13 +27,13 @@ from atlas_wm.methods import get_method
 from atlas_wm.models.encoders import Encoder, Tokens
 from atlas_wm.models.predictors import Predictor
 from atlas_wm.models.world_model import WorldModel
-from atlas_wm.plan.costs import Cost
+from atlas_wm.plan.costs import Cost, candidate_costs
 from atlas_wm.plan.planner import Planner
 from atlas_wm.plan.solver import Solution, Solver
 from atlas_wm.plugins import import_plugin
 from atlas_wm.recipes import demo
 from atlas_wm.rng import make_rng
-from atlas_wm.runs.folder import read_run
+from atlas_wm.runs.folder import BANK, DEMONSTRATIONS, read_run
 
 TUTORIAL = Path(__file__).parent.parent / "docs" / "guides" / "own-model.md"
 BLOCKS = re.findall(r"```(python|sh)\n(.*?)```", TUTORIAL.read_text(), re.DOTALL)
@@ -83,6 +84,47 @@ def test_the_tutorial_works_as_written(my_model, new_worker):
     assert plan["solver"] == "my_model:MPPI" and plan["options"] == {"temperature": 0.5}
     (result,) = Path("runs/tworoom-ATLAS_GRU-demo/evaluation").glob("heldout_offset10_budget35_Gentle-*.json")
     assert json.loads(result.read_text())["plan"]["options"] == {"effort": 0.05}
+
+
+def atlas(*arguments):
+    """Each command is a program of its own."""
+    sys.modules.pop("my_model", None)
+    main([*map(str, arguments), "--device", "cpu"])
+
+
+@pytest.mark.slow
+def test_head_bank_and_demonstrations_work_with_own_parts(my_model, dataset_path, few_frames_in_banks, capsys):
+    run, own = "runs/own", ("--plugin", "my_model")
+    small = ("--recipe", "demo", "--data", dataset_path, "--train.steps", 4, "--train.batch", 8, "--out", run)
+    atlas("train", "tworoom", "--method", "my_model:ATLAS_GRU", "--model.encoder.kind", "my_model:CNN", *small)
+    stored = [Path(run, name) for name in (BANK, DEMONSTRATIONS)]
+    for file in stored:
+        file.unlink()
+    atlas("bank", run, *own)
+    atlas("head", run, *own, "--frames", 300, "--steps", 5)
+    for seed, name in enumerate(("frame", "goal")):
+        Image.fromarray(image(seed)).save(f"{name}.png")
+    capsys.readouterr()
+    search = ("--cost", "temporal", "--start", "retrieval", "--iterations", 1, "--candidates", 20, "--elites", 5)
+    atlas("plan", run, *own, "--frame", "frame.png", "--goal", "goal.png", *search)
+    told = json.loads(capsys.readouterr().out)
+    assert len(told["actions"]) == 25 and told["start_cost"] > 0
+
+    model = load_model(run)
+    assert isinstance(model.encoder, sys.modules["my_model"].CNN) and model.bank is not None
+    planner = Planner(model, replace(QUICK, cost="temporal", start="retrieval", clip_actions=False))
+    known, first = model.demonstrations, int(planner.retrieval.starts[0])
+    z, z_goal = known.points[[first, first + 4], None].float().unbind()
+    assert torch.equal(planner.retrieval(z, z_goal)[0, 0], known.actions[first : first + 4])
+    plan = planner.plan(image(0), image(1))
+    frames = [planner.prepare(torch.from_numpy(image(seed)).permute(2, 0, 1)[None]) for seed in (0, 1)]
+    with torch.no_grad():
+        z, z_goal = (model.encode(frame) for frame in frames)
+        proposals = planner.retrieval.proposals(torch.zeros(1, 4, 10), z, z_goal)
+        costs = candidate_costs(planner.cost, model, model, z, proposals, z_goal)
+        steps = model.temporal_head.distance(z, z_goal)
+    assert plan.cost <= float(costs.min()) * (1 + 1e-4) and steps > 0
+    assert 0 <= plan.risk <= 1 and 0 <= plan.novelty.end <= 100
 
 
 def test_the_row_carries_its_parts_and_the_recipe_leaves_them(my_model):
