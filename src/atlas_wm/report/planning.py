@@ -220,12 +220,19 @@ def regret_section(study: Study) -> Section:
     return section
 
 
+def _cost(run: Run) -> str:
+    plan = run.config["config"]["plan"]
+    return str(plan.get("cost", plan.get("rule", "terminal")))  # rule: the name in older runs
+
+
 def _plans_by_time(run: Run) -> bool:
-    return run.config["config"]["plan"].get("cost") == "temporal"
+    return _cost(run) == "temporal"
 
 
 def _not_covered(study: Study) -> list[Notice]:
-    """The bound is one on the latent distance, which the cost temporal does not minimise."""
+    """The bound is one on the latent distance, which the cost temporal does not minimise, and on the choice by the
+    last predicted latent. The cost nearest chooses by the step that comes nearest, so its plans have no bound, but
+    that choice can be measured for its runs as for others."""
     left_out = [run for run in study.runs if _plans_by_time(run)]
     evaluated = [
         run
@@ -234,6 +241,11 @@ def _not_covered(study: Study) -> list[Notice]:
     ]
     reason = "The paper's bounds do not cover plans with the cost temporal"
     texts = [(left_out, f"{reason}, so none is shown for"), (evaluated, f"{reason}, such as those evaluated of")]
+    costs = [{_cost(run), *(e.result.plan.cost for e in run.evaluations.values())} for run in study.runs]
+    reason = "Regret and bound are for the choice by the predicted end. They do not cover plans with the cost"
+    for cost in sorted(set().union(*costs) - {"terminal", "temporal"}):
+        concerned = [run for run, used in zip(study.runs, costs, strict=True) if cost in used]
+        texts.append((concerned, f"{reason} {cost}, such as those of"))
     return [Notice("note", f"{text} {names(runs)}.") for runs, text in texts if runs]
 
 
