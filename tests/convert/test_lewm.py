@@ -22,9 +22,10 @@ from lewm_models import (
 from atlas_wm.cli.app import main
 from atlas_wm.convert.lewm import export_lewm, import_lewm, new_name, old_name
 from atlas_wm.data.training_set import open_training_set
+from atlas_wm.models.bank import LatentBank
 from atlas_wm.recipes import paper
 from atlas_wm.runs.folder import read_run
-from atlas_wm.runs.model import load_model
+from atlas_wm.runs.model import load_model, save_bank, save_demonstrations
 
 TOLERANCE = 1e-4  # in float32; the numbers are of the order of 1
 
@@ -159,6 +160,19 @@ def test_our_own_model_there_and_back(task, dataset_path, tmp_path, monkeypatch)
     # How the positions started is not in a checkpoint.
     assert again.config == replace(OWN, encoder=replace(OWN.encoder, positions="random"))
     assert all(torch.equal(tensor, ours.state_dict()[name]) for name, tensor in again.state_dict().items())
+
+
+def test_an_export_says_what_stays_behind(tmp_path, caplog):
+    run = own_run(tmp_path / "run", OWN)
+    main(["export", str(run), "--out", str(tmp_path / "bare")])
+    assert "not exported" not in caplog.text
+    model = load_model(run)
+    save_bank(LatentBank.of([torch.randn(60, 32)]), run)
+    model.build_demonstrations([(torch.zeros(6, 3, 28, 28, dtype=torch.uint8), torch.zeros(6, 6), 0)])
+    save_demonstrations(model.demonstrations, run)
+    main(["export", str(run), "--out", str(tmp_path / "out")])
+    assert "not exported, as LeWM's format has no place for them: bank, demonstrations\n" in caplog.text
+    assert {file.name for file in (tmp_path / "out").iterdir()} == {"weights.pt", "config.json"}
 
 
 def test_without_settings_heads_are_64_wide(theirs, task, dataset_path, tmp_path, small_banks):

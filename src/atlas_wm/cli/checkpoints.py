@@ -52,7 +52,8 @@ def export_checkpoint(
 ) -> None:
     """Convert a run folder into a checkpoint of another library: weights.pt and config.json.
 
-    stable-worldmodel loads the result with load_state_dict(strict=True):
+    stable-worldmodel loads the result with load_state_dict(strict=True). The bank, demonstrations and temporal head
+    of the run stay behind:
 
         atlas export runs/tworoom-lewm-paper --out lewm-checkpoint
 

@@ -4,6 +4,7 @@ The numbers are the same on both sides. The names differ, as do q, k and v (sepa
 matrix here) and an axis of length 1 in two tensors.
 """
 
+import logging
 import re
 from dataclasses import replace
 from pathlib import Path
@@ -28,6 +29,7 @@ from atlas_wm.runs.model import load_model, save_model
 from atlas_wm.runs.versions import versions
 from atlas_wm.tasks import Task, task_id
 
+log = logging.getLogger(__name__)
 Names = Literal["installed", "old", "new"]
 
 # Our names and theirs; # is the index of a block. Weights and biases follow their layer.
@@ -128,6 +130,9 @@ def export_lewm(run: Path, out: Path, *, names: Names = "installed", overwrite: 
         raise UserError(f"{run} does not fit LeWM's architecture: {reason}")
     old = names == "old" or (names == "installed" and installed_names_are_old())
     weights = to_lewm(model.state_dict())
+    parts = {"bank": model.bank, "demonstrations": model.demonstrations, "temporal head": model.temporal_head}
+    if left_out := [name for name, part in parts.items() if part is not None]:
+        log.info("not exported, as LeWM's format has no place for them: %s", ", ".join(left_out))
     with new_run_folder(out, overwrite) as folder:
         torch.save(
             {old_name(name) if old else name: tensor for name, tensor in weights.items()}, folder / CHECKPOINT
