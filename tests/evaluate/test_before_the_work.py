@@ -1,6 +1,7 @@
 """What an evaluation checks before it plans, and what its result says of heads and of episodes that were lost."""
 
 import shutil
+from dataclasses import replace
 from hashlib import sha256
 from pathlib import Path
 
@@ -18,8 +19,8 @@ from atlas_wm.models.temporal_head import TemporalHead
 from atlas_wm.normalizer import Normalizer
 from atlas_wm.plan.planner import Planner
 from atlas_wm.rng import make_rng
-from atlas_wm.runs.folder import TEMPORAL_HEAD
-from atlas_wm.runs.model import load_model, save_temporal_head
+from atlas_wm.runs.folder import DEMONSTRATIONS, TEMPORAL_HEAD
+from atlas_wm.runs.model import load_model, save_demonstrations, save_temporal_head
 from atlas_wm.runs.results import EpisodeRecord, Protocol, read_results
 from atlas_wm.tasks.tworoom import TwoRoom
 
@@ -98,16 +99,32 @@ def test_an_episode_that_was_lost_does_not_hide_the_novelty_of_the_others():
 
 @pytest.mark.usefixtures("in_this_process", "render_in_this_process")
 def test_results_of_two_heads_stand_side_by_side(run):
-    plan = PlanConfig(candidates=10, iterations=1, elites=3, cost="temporal")
-    points, hashes = load_model(run).bank.points, []
-    for seed in (1, 2):
-        save_temporal_head(TemporalHead.initial(points, make_rng(seed)), run)
-        (report,) = evaluate(run, [PROTOCOL], plan=plan, policies=("model",), **OPTIONS)
-        hashes.append(sha256((run / TEMPORAL_HEAD).read_bytes()).hexdigest()[:16])
-        assert report.temporal_head == report.settings["temporal_head"] == hashes[-1]
-    evaluate(
-        run, [PROTOCOL], plan=PlanConfig(candidates=10, iterations=1, elites=3), policies=("model",), **OPTIONS
+    points = load_model(run).bank.points
+    results = evaluated_with_each(
+        run, TEMPORAL_HEAD, [TemporalHead.initial(points, make_rng(seed)) for seed in (1, 2)], save_temporal_head
     )
+    assert len(results) == 3 and sum("temporal_head" in result.settings for result in results) == 2
+
+
+@pytest.mark.usefixtures("in_this_process", "render_in_this_process")
+def test_results_of_two_sets_of_demonstrations_stand_side_by_side(run):
+    all_of_them = load_model(run).demonstrations
+    rows = {name: getattr(all_of_them, name)[:-5] for name in ("points", "actions", "episodes")}
+    fewer = replace(all_of_them, **rows)
+    results = evaluated_with_each(run, DEMONSTRATIONS, [fewer, all_of_them], save_demonstrations)
+    assert sum("demonstrations" in result.settings for result in results) == 2
+
+
+def evaluated_with_each(run, file, parts, save):
+    """Evaluations that plan with each part, saved to the file, and one that does without."""
+    how = {"cost": "temporal"} if file == TEMPORAL_HEAD else {"start": "retrieval"}
+    name, plan, hashes = Path(file).stem, PlanConfig(candidates=10, iterations=1, elites=3), []
+    for part in parts:
+        save(part, run)
+        (report,) = evaluate(run, [PROTOCOL], plan=replace(plan, **how), policies=("model",), **OPTIONS)
+        hashes.append(sha256((run / file).read_bytes()).hexdigest()[:16])
+        assert getattr(report, name) == report.settings[name] == hashes[-1]
+    evaluate(run, [PROTOCOL], plan=plan, policies=("model",), **OPTIONS)
     results = read_results(run).values()
-    assert {result.temporal_head for result in results} == {None, *hashes} and len(results) == 3
-    assert sum("temporal_head" in result.settings for result in results) == 2
+    assert {getattr(result, name) for result in results} == {None, *hashes}
+    return results

@@ -131,7 +131,8 @@ def evaluate(
     simulated = _oracle_jobs(draws, oracle_episodes) if searched is not None else []
     folder = writable_folder(run, FOLDER) if is_main() else run  # fails before the work starts
 
-    head = _head_hash(run) if setup.plan.cost == "temporal" else None
+    head = _file_hash(run / TEMPORAL_HEAD) if setup.plan.cost == "temporal" else None
+    known = _file_hash(run / DEMONSTRATIONS) if setup.plan.start == "retrieval" else None
     remote = environments == "remote" or (environments == "auto" and where.type != "cpu")
     most = min(task.max_env_processes, task.most_at_once, max(len(j.rows) for j in jobs)) if remote else len(jobs)
     cores = workers or own_cores()
@@ -143,7 +144,7 @@ def evaluate(
         results += _run(here, data, simulated, run_in_workers, min(cores, len(simulated)), on_oracle)
 
     work: dict[str, Any] = {"workers": workers, "processes": world_size(), "command": tuple(command)}
-    work |= {"environments": "remote" if remote else "local", "temporal_head": head}
+    work |= {"environments": "remote" if remote else "local", "temporal_head": head, "demonstrations": known}
     work["written"] = datetime.now(UTC).isoformat(timespec="seconds")
     reports = [_assemble(info, setup, data, draws, p, policies, results, searched, **work) for p in protocols]
     if is_main():
@@ -181,8 +182,7 @@ def _groups(run: Path, info: RunInfo, data: EpisodeData, draws: Draws) -> np.nda
     return groups
 
 
-def _head_hash(run: Path) -> str | None:
-    path = run / TEMPORAL_HEAD
+def _file_hash(path: Path) -> str | None:
     return sha256(path.read_bytes()).hexdigest()[:16] if path.exists() else None
 
 

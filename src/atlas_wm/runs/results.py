@@ -202,6 +202,7 @@ class EvaluationResult:
     remaining_auroc: float | None = None  # with which it predicts failure; None: too few failures or successes
     risk_auroc: float | None = None  # the same for the risk
     temporal_head: str | None = None  # hash of its file, if the plans used it; None in older results, too
+    demonstrations: str | None = None  # the same, if the searches started from them
     command: tuple[str, ...] = ()  # arguments of atlas; empty: it was not called from the command line
     format: int = FORMAT
 
@@ -244,9 +245,8 @@ class EvaluationResult:
     @property
     def settings(self) -> dict[str, Any]:
         """What the user asked for: two evaluations of a run may differ in these."""
-        # Not in the digests of older files:
-        optional: dict[str, Any] = {"weights": self.weights, "variation": self.variation}
-        optional["temporal_head"] = self.temporal_head
+        names = ("weights", "variation", "temporal_head", "demonstrations")  # not in the digests of older files
+        optional: dict[str, Any] = {name: getattr(self, name) for name in names}
         if self.oracle and self.oracle_plan:
             optional |= {"oracle": asdict(self.oracle_plan), "oracle_episodes": self.oracle.count}
         return {
