@@ -119,6 +119,16 @@ def test_runs_with_the_same_folder_name_are_told_apart_by_the_folder_above(tmp_p
     assert ["batch size, learning rate", "128, 5e-05", "128, 0.001", "128, 5e-05"] in table.rows
 
 
+def test_the_settings_list_the_weights_of_all_loss_terms_and_nothing_else(tmp_path):
+    runs = [make_run(tmp_path / name, "atlas", seeds=(42,)) for name in ("usual", "own")]
+    for run, extra in zip(runs, ({}, {"my_terms:Smooth": 0.25}), strict=True):
+        change(run / "config.json", "config", "objective", "ema_decay", value=0.996)
+        change(run / "config.json", "config", "objective", "extra", value=extra)
+    table = next(b for b in settings_section(read_study(runs)).blocks if isinstance(b, Table))
+    usual = "prediction 1, wemreg 3, relational 0.1"
+    assert ["loss weights", usual, f"{usual}, my_terms:Smooth 0.25"] in table.rows
+
+
 def test_a_folder_of_runs_is_not_a_run(tmp_path):
     run = make_run(tmp_path / "study/run", "atlas", seeds=(42,))
     make_run(tmp_path / "study/tries/run", "atlas", seeds=(42,))

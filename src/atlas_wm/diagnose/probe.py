@@ -44,7 +44,7 @@ def probe(run: FrozenRun, episodes: Sequence[EpisodeResult]) -> dict[str, Any]:
         "neighbours": k,
     }
     if failed.all() or not failed.any():
-        result["note"] = "all episodes had the same outcome, so the AUROC is undefined"
+        result["note"] = "all episodes of the first evaluation seed had the same outcome, so the AUROC is undefined"
     return result
 
 

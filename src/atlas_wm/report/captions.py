@@ -194,10 +194,10 @@ def success(task_names: dict[str, str]) -> Caption:
 
 def probe(task_names: dict[str, str]) -> Caption:
     return Caption(
-        "Each evaluated episode gets a novelty score: the mean distance of its last three frames to their "
-        "nearest neighbours in a bank of training frames. The score is computed in several representations of "
-        "the frozen model, from shallow to deep, and in the true state. The bar is the AUROC: the probability "
-        "that a failed episode has a higher score than a successful one. The planner is unchanged.",
+        "Each episode of the first evaluation seed gets a novelty score: the mean distance of its last three "
+        "frames to their nearest neighbours in a bank of training frames. The score is computed in several "
+        "representations of the frozen model, from shallow to deep, and in the true state. The bar is the AUROC: "
+        "the probability that a failed episode has a higher score than a successful one. The planner is unchanged.",
         "The grey bar and the dashed line (oracle) show how well the novelty of the true state predicts failure. "
         "The planning latent z should agree with the oracle; a longer bar is not always better. If z is far "
         "below the oracle, the model does not notice unfamiliar states. 0.5 is chance. Lines on bars are 95 % "

@@ -26,6 +26,7 @@ TERMS = {
     "sigreg": "SIGReg statistic",
     "relational": "OOD-recovery: distortion",
 }
+NO_WEIGHTS = ("directions", "ema_decay")  # other numbers of an objective
 SCORE = "val_score"
 NOT_TERMS = {"step", "epoch", "total", "lr", "grad_norm", "clips_per_second"}
 
@@ -151,7 +152,8 @@ def _facts(run: Run) -> Json:
     speeds = run.metrics.get("clips_per_second", ([], []))[1]
     reports = [one.result for one in run.evaluations.values()]
     planning = [seconds_per_plan([r.model]) for r in reports]
-    weights = {k: v for k, v in objective.items() if isinstance(v, int | float) and v and k != "directions"}
+    terms = {**objective, **objective.get("extra", {})}.items()
+    weights = {k: v for k, v in terms if isinstance(v, int | float) and v and k not in NO_WEIGHTS}
     return {
         "task": task_name(run.task),
         "method": run.method,
