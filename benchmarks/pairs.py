@@ -12,10 +12,12 @@ from torch import Tensor, nn
 
 from atlas_wm.config import IMAGENET_MEAN, IMAGENET_STD, ModelConfig, RunConfig
 from atlas_wm.convert.lewm import installed_names_are_old, old_name, to_lewm
+from atlas_wm.data.clips import Batch
 from atlas_wm.models.world_model import WorldModel
 from atlas_wm.recipes import paper
+from atlas_wm.rng import make_rng
 from atlas_wm.tasks.base import import_harness
-from atlas_wm.train.step import CapturedStep, PlainStep, Step
+from atlas_wm.train.step import CapturedStep, PlainStep, Step, make_step
 
 PEAK = 790e12  # measured rate of an H200 for a large bf16 matrix product, FLOP/s
 
@@ -92,6 +94,27 @@ def our_step(
     if fast:
         return CapturedStep(model, config, device, compiled=compiled)
     return PlainStep(model.to(device), config, device)
+
+
+def batch_of(config: RunConfig, clips: int, device: torch.device) -> Batch:
+    size, frames = config.model.encoder.image_size, config.model.clip_frames
+    images = torch.randint(0, 256, (clips, frames, 3, size, size), dtype=torch.uint8, generator=make_rng(0))
+    actions = torch.randn(clips, frames - 1, 2 * config.model.frameskip, generator=make_rng(1))
+    return Batch(images.to(device), actions.to(device))
+
+
+def step_of(config: RunConfig, clips: int, device: torch.device) -> Callable[[], object]:
+    """A training step with so many clips, as training makes it."""
+    model = WorldModel(config.model, 2).to(device).train()
+    model.prepare_training(config.objective)
+    step, batch, rng = (
+        make_step(model, config, device, 1000),
+        batch_of(config, clips, device),
+        make_rng(2, device=device),
+    )
+    for _ in range(6):  # kernels are compiled, the graph is captured
+        step(batch, rng, 1e-4)
+    return lambda: step(batch, rng, 1e-4)
 
 
 def milliseconds(device: torch.device, rounds: int, *functions: Callable[[], Any]) -> list[float]:

@@ -15,13 +15,12 @@ from dataclasses import replace
 from typing import NamedTuple
 
 import torch
-from pairs import milliseconds
+from pairs import batch_of, milliseconds, step_of
 from rich.console import Console
 from rich.table import Table
 from torch import nn
 
 from atlas_wm.config import RunConfig
-from atlas_wm.data.clips import Batch
 from atlas_wm.losses.objective import ClipLatents, objective
 from atlas_wm.models.world_model import WorldModel
 from atlas_wm.parallel.devices import pick_device
@@ -30,7 +29,7 @@ from atlas_wm.parallel.launch import processes
 from atlas_wm.parallel.processes import alone, is_main, rank, several, shard_sizes, world_size
 from atlas_wm.recipes import get_recipe
 from atlas_wm.rng import make_rng
-from atlas_wm.train.step import clip_latents, make_step
+from atlas_wm.train.step import clip_latents
 
 BACKWARD = 0.6  # of the computation of a step
 
@@ -60,27 +59,6 @@ class Traffic(NamedTuple):
         large = 2 * others * self.gradients / link.bandwidth + link.latency * (1 + self.gradients // MESSAGE_BYTES)
         last = 2 * others * min(self.gradients, MESSAGE_BYTES) / link.bandwidth + link.latency
         return self.messages * link.latency + gather + max(last, large - BACKWARD * compute)
-
-
-def batch_of(config: RunConfig, clips: int, device: torch.device) -> Batch:
-    size, frames = config.model.encoder.image_size, config.model.clip_frames
-    images = torch.randint(0, 256, (clips, frames, 3, size, size), dtype=torch.uint8, generator=make_rng(0))
-    actions = torch.randn(clips, frames - 1, 2 * config.model.frameskip, generator=make_rng(1))
-    return Batch(images.to(device), actions.to(device))
-
-
-def step_of(config: RunConfig, clips: int, device: torch.device) -> Callable[[], object]:
-    """A training step with so many clips, as training makes it."""
-    model = WorldModel(config.model, 2).to(device).train()
-    model.prepare_training(config.objective)
-    step, batch, rng = (
-        make_step(model, config, device, 1000),
-        batch_of(config, clips, device),
-        make_rng(2, device=device),
-    )
-    for _ in range(6):  # kernels are compiled, the graph is captured
-        step(batch, rng, 1e-4)
-    return lambda: step(batch, rng, 1e-4)
 
 
 def losses_of(config: RunConfig, clips: int, device: torch.device) -> Callable[[], object]:

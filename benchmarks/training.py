@@ -3,7 +3,8 @@
     python benchmarks/training.py [--device cpu] [--batch 4] [--profile]
 
 Theirs is the step of its training script: bf16 autocast on a GPU, AdamW, gradients clipped at 1. Ours is LeWM (the
-same losses) and ATLAS, plain and, on a GPU, captured. With --profile also what our last step spends its time on.
+same losses) and ATLAS, plain and, on a GPU, captured. A second table has our step of each recipe, with the batch of
+the recipe (on a CPU of the demo alone). With --profile also what our last step spends its time on.
 """
 
 import argparse
@@ -14,7 +15,7 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-from pairs import PEAK, lewm_pair, milliseconds, normalised, our_step, their_config
+from pairs import PEAK, lewm_pair, milliseconds, normalised, our_step, step_of, their_config
 from rich.console import Console
 from rich.table import Table
 from torch import Tensor, nn
@@ -25,7 +26,7 @@ from atlas_wm.config import ModelConfig, RunConfig
 from atlas_wm.data.clips import Batch
 from atlas_wm.models.world_model import WorldModel
 from atlas_wm.parallel.devices import pick_device
-from atlas_wm.recipes import paper
+from atlas_wm.recipes import get_recipe, paper
 from atlas_wm.rng import make_rng
 
 RATE = 5e-5
@@ -133,6 +134,13 @@ def main() -> None:
     )
     if arguments.profile:
         console.print(profile_of(list(rows.values())[-1], device))
+    recipes = ("paper", "small", "demo") if gpu else ("demo",)
+    configs = {recipe: get_recipe(recipe)("atlas") for recipe in recipes}
+    steps = [step_of(config, config.train.batch, device) for config in configs.values()]
+    sizes = Table("recipe", "clips", "ms", "steps/s")
+    for (recipe, config), ms in zip(configs.items(), milliseconds(device, arguments.rounds, *steps), strict=True):
+        sizes.add_row(recipe, str(config.train.batch), f"{ms:,.1f}", f"{1e3 / ms:.1f}")
+    console.print(sizes)
 
 
 if __name__ == "__main__":
