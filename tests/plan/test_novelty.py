@@ -17,6 +17,7 @@ from atlas_wm.errors import UserError
 from atlas_wm.models.bank import LatentBank
 from atlas_wm.models.world_model import WorldModel
 from atlas_wm.plan.planner import LatentNovelty, Novelty, Planner
+from atlas_wm.plan.retrieval import NONE
 from atlas_wm.rng import make_rng
 from atlas_wm.runs.model import load_model, save_model
 
@@ -131,7 +132,8 @@ def test_a_batch_is_one_query_and_tells_what_single_plans_tell(model, ready, mon
     queries, percentiles = [], LatentBank.percentiles
     monkeypatch.setattr(LatentBank, "percentiles", lambda bank, z: queries.append(len(z)) or percentiles(bank, z))
     with torch.inference_mode():
-        together = planner._solve(frames, goals, rngs(), torch.zeros(6, QUICK.horizon, 10))  # as on a GPU
+        start, nothing = torch.zeros(6, QUICK.horizon, 10), torch.full((6,), NONE)
+        together = planner._solve(frames, goals, rngs(), start, nothing)  # as on a GPU
     assert queries == [18]
     for a, b in zip(together, single, strict=True):
         assert tuple(a.novelty) == pytest.approx(tuple(b.novelty), abs=150 / BANK_FRAMES)  # a rank may differ

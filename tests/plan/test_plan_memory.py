@@ -59,7 +59,7 @@ def test_the_captured_search_halves_its_batches(demo_model, monkeypatch, caplog)
     monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
     search, tried = CapturedSearch(demo_model, PLAN, torch.float32), []
 
-    def fits_three_episodes(largest, frames, goals, keys, start):
+    def fits_three_episodes(largest, frames, goals, keys, start, left_out):
         tried.append((largest, search.most))
         if min(largest, len(keys)) > 3:
             raise torch.cuda.OutOfMemoryError
