@@ -6,11 +6,14 @@ from pathlib import Path
 import h5py
 import numpy as np
 import pytest
+import torch
 from synthetic import columns, write_h5
 
 from atlas_wm.cli.app import main
+from atlas_wm.data.card import card_path, check_card
 from atlas_wm.data.collect import record_episode
-from atlas_wm.data.dataset import EpisodeData, card_path, check_card
+from atlas_wm.data.dataset import EpisodeData
+from atlas_wm.diagnose.frozen_run import FrozenRun
 from atlas_wm.errors import UserError
 from atlas_wm.runs.files import read_json, write_json
 from atlas_wm.tasks.tworoom import TwoRoom
@@ -241,10 +244,15 @@ def test_novelty_that_cannot_be_measured(run_folder, tmp_path):
     assert "x.h5: column 'goal_state' is NaN or infinite in 1 of 80 rows, first in row 5" in said
 
 
-def test_a_dataset_of_another_task(dataset_path, tmp_path):
+def test_a_dataset_of_another_task(dataset_path, tmp_path, run_folder):
     path, card = (shutil.copy(p, tmp_path) for p in (dataset_path, card_path(dataset_path)))
     write_json(Path(card), read_json(Path(card)) | {"task": "pusht"})
-    assert "tworoom.h5 is a dataset of pusht, not of tworoom: pass the --data of this" in train_refusal(Path(path))
+    refused = "tworoom.h5 is a dataset of pusht, not of tworoom: pass the --data of this"
+    assert refused in train_refusal(Path(path)) and refused in eval_refusal(run_folder, "--data", path)
+    film = ("--row", "3", "--film", tmp_path / "film.gif", "--device", "cpu")
+    assert refused in refusal(run_folder.parent, "plan", run_folder, "--data", path, *film)
+    with pytest.raises(UserError, match=refused):
+        FrozenRun(run_folder, None, path, torch.device("cpu"))
     for strange in ("my_task:MyTask", ["pusht"], None):
         write_json(Path(card), {"task": strange})
         check_card(EpisodeData(path, TwoRoom(), 32, 5))

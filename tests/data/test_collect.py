@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from atlas_wm.data import collect as module
-from atlas_wm.data.collect import card_path, collect, record_episode, usual_workers
+from atlas_wm.data.card import card_path
+from atlas_wm.data.collect import collect, record_episode, usual_workers
 from atlas_wm.data.dataset import EpisodeData
 from atlas_wm.errors import UserError
 from atlas_wm.tasks import get_task

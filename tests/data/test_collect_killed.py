@@ -11,7 +11,8 @@ import pytest
 
 from atlas_wm.data import collect as collect_module
 from atlas_wm.data import writers
-from atlas_wm.data.collect import card_path, collect
+from atlas_wm.data.card import card_path
+from atlas_wm.data.collect import collect
 from atlas_wm.data.dataset import EpisodeData
 from atlas_wm.errors import UserError
 from atlas_wm.tasks.tworoom import TwoRoom

@@ -9,7 +9,7 @@ from other_drawings import OtherColour
 from synthetic import write_h5
 
 from atlas_wm.config import ModelConfig
-from atlas_wm.data.dataset import card_path
+from atlas_wm.data.card import card_path
 from atlas_wm.data.findings import InspectedData, findings, open_to_inspect, trainable
 from atlas_wm.errors import UserError
 from atlas_wm.tasks.tworoom import TwoRoom

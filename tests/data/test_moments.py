@@ -6,7 +6,7 @@ import time
 import numpy as np
 import pytest
 
-from atlas_wm.data.collect import card_path
+from atlas_wm.data.card import card_path
 from atlas_wm.data.dataset import EpisodeData
 from atlas_wm.data.moments import Moment, moments, moments_of, moments_table
 from atlas_wm.tasks.cube import Cube

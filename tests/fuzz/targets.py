@@ -14,7 +14,8 @@ from hostile import Mutator, changed_bytes, hostile_json, hostile_safetensors
 from atlas_wm.config import DataInfo, EncoderConfig, ModelConfig, PredictorConfig, RunInfo
 from atlas_wm.convert.lewm import read_checkpoint, to_lewm
 from atlas_wm.convert.lewm_config import sizes
-from atlas_wm.data.dataset import EpisodeData, check_card
+from atlas_wm.data.card import check_card
+from atlas_wm.data.dataset import EpisodeData
 from atlas_wm.data.states import TrainingStates
 from atlas_wm.data.training_set import open_training_set
 from atlas_wm.diagnose.catalog import DIAGNOSTICS

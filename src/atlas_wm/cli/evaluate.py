@@ -162,12 +162,12 @@ def evaluate_with_progress(
 
     with Bar(f"evaluate {run.name}", "episodes") as bar:
 
-        def show(done: int, total: int, success: float) -> None:
-            bar.update(done, total, f"success so far {100 * success:.0f} %")
+        def show(done: int, total: int, success: float | None, planner: str = "model") -> None:
+            bar.update(done, total, "" if success is None else f"{planner}: {100 * success:.0f} % success so far")
 
-        def show_oracle(done: int, total: int, success: float) -> None:
+        def show_oracle(done: int, total: int, success: float | None) -> None:
             if done == 0:
                 bar.rename(f"oracle of {run.name}", "episodes")
-            show(done, total, success)
+            show(done, total, success, "oracle")
 
         return evaluate(run, list(protocols), plan=plan, on_progress=show, on_oracle=show_oracle, **options)

@@ -14,7 +14,8 @@ from typing import Any
 
 import numpy as np
 
-from atlas_wm.data.dataset import EpisodeData, card_path
+from atlas_wm.data.card import card_path
+from atlas_wm.data.dataset import EpisodeData
 from atlas_wm.data.encoding import Episode, FrameEncoder, encode_images
 from atlas_wm.data.moments import moments_of
 from atlas_wm.data.partial import FORMATS, Partial, partial_of

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
-from typing import Any, TypeVar, overload
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -15,12 +15,11 @@ from torch import Tensor
 
 from atlas_wm.data.lerobot import LeRobotTable, is_lerobot
 from atlas_wm.data.pixels import HarnessPixels, HDF5Pixels, LancePixels, PixelReader, VideoPixels
-from atlas_wm.data.remote import as_url, bare, check_dataset, read_small, retried, to_open
+from atlas_wm.data.remote import as_url, bare, check_dataset, retried, to_open
 from atlas_wm.errors import UserError
 from atlas_wm.images import reduce_frames
-from atlas_wm.runs.files import MOST_SETTINGS, parse_json, read_json
 from atlas_wm.runs.versions import check_modules, to_install
-from atlas_wm.tasks import TASKS, Task, task_id
+from atlas_wm.tasks import Task
 from atlas_wm.tasks.base import Coordinate, import_harness
 
 SMALL, MOST_PACKING = 2**26, 2000  # bytes; gzip packs no better than 1 to 1030
@@ -269,42 +268,6 @@ def find_dataset(path: str | Path, task: Task | None = None) -> Path | str:
     else:
         remedy = f"{collect}, or pass --data" if task.has_env else "pass --data"
     raise UserError(f"there is no dataset {path} (looked at: {looked}): {remedy}")
-
-
-@overload
-def card_path(data: str) -> str: ...
-@overload
-def card_path(data: Path) -> Path: ...
-def card_path(data: Path | str) -> Path | str:
-    """The card that `atlas collect` writes next to a dataset."""
-    return f"{bare(data)}.card.json" if isinstance(data, str) else data.with_name(data.name + ".card.json")
-
-
-def read_card(data: Path | str) -> dict[str, Any]:
-    """The card of a dataset; empty if it has none."""
-    path = card_path(data)
-    if isinstance(path, str):
-        text = read_small(path, MOST_SETTINGS + 1)
-        card = {} if text is None else parse_json(text, path, MOST_SETTINGS)
-    else:
-        card = read_json(path, MOST_SETTINGS) if path.exists() else {}
-    if not isinstance(card, dict):
-        raise UserError(f"{path} is not the card of a dataset: delete it")
-    return card
-
-
-def check_card(data: EpisodeData) -> None:
-    """Refuse data whose card has another hash, because it changed after it was collected, or another task."""
-    card = read_card(data.path)
-    recorded, asked = card.get("task"), task_id(data.task)
-    if recorded != asked and data.task.has_env and {str(recorded), asked} <= TASKS.keys():
-        raise UserError(f"{data.path} is a dataset of {recorded}, not of {asked}: pass the --data of this task")
-    # Another task may read other columns, which the card does not cover.
-    if recorded == asked and card.get("hash") != data.content_hash():
-        raise UserError(
-            f"{data.path} does not match its card {Path(card_path(data.path)).name}: it is damaged, or was "
-            f"changed after collection; collect it again, or delete the card if you made the change"
-        )
 
 
 @contextmanager

@@ -13,8 +13,9 @@ import numpy as np
 import torch
 
 from atlas_wm.config import ModelConfig, TrainConfig
+from atlas_wm.data.card import card_path, check_card, read_card
 from atlas_wm.data.clips import clip_index, split_clips
-from atlas_wm.data.dataset import EpisodeData, card_path, check_card, find_dataset, read_card
+from atlas_wm.data.dataset import EpisodeData, find_dataset
 from atlas_wm.data.groups import episode_groups, with_variants
 from atlas_wm.data.lerobot import is_lerobot
 from atlas_wm.data.render_check import REMEDY, rendering_difference

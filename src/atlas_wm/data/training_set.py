@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from atlas_wm.config import DataInfo, RunConfig, RunInfo, TrainConfig
+from atlas_wm.data.card import check_card
 from atlas_wm.data.clips import (
     ClipDataset,
     ClipIndex,
@@ -19,7 +20,7 @@ from atlas_wm.data.clips import (
     held_out_episodes,
     split_clips,
 )
-from atlas_wm.data.dataset import EpisodeData, check_card
+from atlas_wm.data.dataset import EpisodeData
 from atlas_wm.data.frame_cache import AT_ONCE, FrameCache, cache_on_device
 from atlas_wm.data.groups import episode_groups, with_variants
 from atlas_wm.data.loader import EpochBatches

@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from atlas_wm.data.card import check_task
 from atlas_wm.data.dataset import EpisodeData
 from atlas_wm.data.states import training_data, training_rows
 from atlas_wm.diagnose.simulate import Simulator
@@ -42,6 +43,7 @@ class FrozenRun:
             encoder.image_size,
             self.model.config.frameskip,
         )
+        check_task(self.data)
 
     @property
     def device(self) -> torch.device:

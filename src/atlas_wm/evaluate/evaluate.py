@@ -12,6 +12,7 @@ from typing import Any, Literal
 import numpy as np
 
 from atlas_wm.config import PlanConfig, RunInfo
+from atlas_wm.data.card import check_task
 from atlas_wm.data.dataset import EpisodeData
 from atlas_wm.data.render_check import check_rendering
 from atlas_wm.errors import UserError, unknown
@@ -51,7 +52,7 @@ from atlas_wm.tasks import Task, get_task_of, task_id
 from atlas_wm.tasks.variation import NO_VARIATION, Variation
 
 log = logging.getLogger(__name__)
-OnProgress = Callable[[int, int, float], None]  # episodes done, episodes in total, success rate so far
+OnProgress = Callable[[int, int, float | None], None]  # episodes done, of how many, success of plans so far
 PLANNING: tuple[PolicyName, ...] = ("model", "oracle")
 ENOUGH_ERRORS = 20  # episodes: evaluation stops if the first ones all failed with an error
 # A CPU plans episodes one by one in several processes; a GPU plans many in one batch.
@@ -91,12 +92,12 @@ def evaluate(
     ``policies``: the model and what to compare it with on the same episodes: ``random``, uniformly
     random actions; ``replay``, the actions of the demonstrations; ``oracle``, the planner's search in the true
     environment (evaluate/oracle.py), for ``oracle_episodes`` of each seed. ``films``: how many episodes of the
-    first seed to film. ``on_progress(done, total, success rate)``, and ``on_oracle`` for its episodes, which run
-    last. ``environments``: local, ``workers`` processes plan and act (the default on a CPU), or remote, they act
-    while this process plans (on a GPU). ``timeout``: seconds to start an episode or to execute one plan. An episode
-    that takes longer, raises or kills its process is recorded as an error and counts as failed. ``command``: what
-    the results say that they come from. Several processes (torchrun, srun) share the episodes, and the main one
-    writes.
+    first seed to film. ``on_progress(done, total, success rate of plans)``, and ``on_oracle`` for its
+    episodes, which run last. ``environments``: local, ``workers`` processes plan and act (the default on a CPU),
+    or remote, they act while this process plans (on a GPU). ``timeout``: seconds to start an episode or to
+    execute one plan. An episode that takes longer, raises or kills its process is recorded as an error and
+    counts as failed. ``command``: what the results say that they come from. Several processes (torchrun, srun)
+    share the episodes, and the main one writes.
     """
     if films < 0 or (workers is not None and workers < 1):
         raise UserError(f"--films must be at least 0 and --workers at least 1, not {films} and {workers}")
@@ -139,7 +140,7 @@ def evaluate(
     workers = max(1, min(cores, most))
     results = _run(setup, data, jobs, run_beside_envs if remote else run_in_workers, workers, on_progress)
     if searched is not None:
-        on_oracle(0, len(simulated), 0.0)
+        on_oracle(0, len(simulated), None)
         here = replace(setup, plan=searched, device="cpu")
         results += _run(here, data, simulated, run_in_workers, min(cores, len(simulated)), on_oracle)
 
@@ -155,6 +156,7 @@ def evaluate(
 def _open_data(run: Path, info: RunInfo, setup: Setup, task: Task) -> EpisodeData:
     """The evaluated dataset, checked against the run and against what the environment renders."""
     data = EpisodeData(setup.data, task, info.config.model.encoder.image_size, info.config.model.frameskip)
+    check_task(data)
     size = data.actions.shape[1]
     if size != info.action_size:
         raise UserError(
@@ -249,7 +251,7 @@ def _run(
             if result.job.policy in PLANNING:
                 successes[0] += sum(r.success for r in result.records)
                 successes[1] += len(result.records)
-            on_progress(done, total, successes[0] / max(1, successes[1]))
+            on_progress(done, total, successes[0] / successes[1] if successes[1] else None)
     return [result for part in from_all(found) for result in part]
 
 

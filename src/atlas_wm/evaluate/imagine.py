@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from atlas_wm.data.card import check_task
 from atlas_wm.data.dataset import EpisodeData
 from atlas_wm.errors import UserError
 from atlas_wm.evaluate.training_frames import TrainingFrames, open_training_frames
@@ -110,6 +111,7 @@ def film_of_row(
     assert model.run is not None
     task, config = get_task_of(model.run), model.config
     rows = EpisodeData(data or model.run.data.path, task, config.encoder.image_size, config.frameskip)
+    check_task(rows)
     episodes, _ = rows.locate(np.clip([row, row + offset], 0, len(rows.actions) - 1))
     if row < 0 or offset < 1 or row + offset >= len(rows.actions) or episodes[0] != episodes[1]:
         start, length = (int(part[episodes[0]]) for part in (rows.offsets, rows.lengths))

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 
 from atlas_wm.config import ModelConfig
-from atlas_wm.data.dataset import card_path, read_card
+from atlas_wm.data.card import card_path, read_card
 from atlas_wm.data.findings import Finding, InspectedData
 from atlas_wm.data.moments import MOST_SHOWN, moment_rows, moments
 from atlas_wm.errors import UserError
