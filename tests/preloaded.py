@@ -29,14 +29,17 @@ def forkserver_context() -> ForkServerContext:
 class _Process(ForkServerProcess):
     @staticmethod
     def _Popen(process: Any) -> Any:
-        process._args = (dict(os.environ), process._target, *process._args)
+        blocked = signal.pthread_sigmask(signal.SIG_SETMASK, ())  # or the server would hand it to all processes
+        forkserver.ensure_running()
+        signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
+        process._args = (dict(os.environ), blocked, process._target, *process._args)
         process._target = _run
         return ForkServerProcess._Popen(process)  # type: ignore[attr-defined]
 
 
 class PreloadedContext(ForkServerContext):
-    """In place of ``get_context("spawn")``: processes too get what is pickled and the present environment
-    variables, and nothing else."""
+    """In place of ``get_context("spawn")``: processes too get what is pickled, the present environment variables
+    and blocked signals, and nothing else."""
 
     Process = _Process  # type: ignore[assignment]
 
@@ -76,7 +79,10 @@ def stop_forkserver() -> None:
     server._stop()
 
 
-def _run(variables: dict[str, str], target: Callable[..., Any], *args: Any, **named: Any) -> None:
+def _run(
+    variables: dict[str, str], blocked: set[int], target: Callable[..., Any], *args: Any, **named: Any
+) -> None:
+    signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
     os.environ.clear()
     os.environ.update(variables)
     target(*args, **named)

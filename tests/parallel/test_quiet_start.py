@@ -1,6 +1,7 @@
-"""Processes that start do not say that Atari is not installed."""
+"""Processes that start do not say that Atari is not installed, and leave Ctrl-C to the one that starts them."""
 
 import os
+import signal
 import subprocess
 import sys
 
@@ -24,3 +25,13 @@ def test_a_child_does_not_warn_of_atari_and_warns_of_the_rest(monkeypatch, befor
         child = subprocess.run([sys.executable, "-c", CHILD], capture_output=True, text=True)
     assert "ale-py" not in child.stderr and "something new" in child.stderr
     assert os.environ.get("PYTHONWARNINGS") == before
+
+
+def test_ctrl_c_does_not_reach_a_child(tmp_path):
+    interrupted = [sys.executable, "-c", "import os, signal; os.kill(os.getpid(), signal.SIGINT); print('alive')"]
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, ())
+    with quiet_start():
+        child = subprocess.run(interrupted, capture_output=True, text=True)
+    assert child.stdout == "alive\n" and not child.stderr
+    assert signal.pthread_sigmask(signal.SIG_BLOCK, ()) == before
+    assert subprocess.run(interrupted, capture_output=True).returncode == -signal.SIGINT

@@ -7,7 +7,7 @@ import traceback
 from collections import deque
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from multiprocessing import get_context
+from multiprocessing import get_context, resource_tracker
 from multiprocessing.connection import Connection, wait
 from typing import Any
 
@@ -20,12 +20,16 @@ Request = tuple[Any, ...]  # method name and arguments
 
 @contextmanager
 def quiet_start() -> Iterator[None]:
-    """A process that is started within imports stable-worldmodel without its warning about Atari."""
+    """A process that is started within leaves Ctrl-C to this one, and imports stable-worldmodel without its warning
+    about Atari."""
     before = os.environ.get("PYTHONWARNINGS")
     os.environ["PYTHONWARNINGS"] = ",".join(filter(None, (before, "ignore:ale-py not found")))
+    resource_tracker.ensure_running()  # the first start would run it, and that unblocks the signal
+    blocked = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # which a process inherits
     try:
         yield
     finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
         os.environ.pop("PYTHONWARNINGS")
         os.environ |= {} if before is None else {"PYTHONWARNINGS": before}
 
@@ -166,7 +170,6 @@ def one_line(error: Exception) -> str:
 def _serve(connection: Connection, make: Callable[..., Any], arguments: Request) -> None:
     import torch
 
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
     torch.set_num_threads(1)  # there is one worker per core
     target: Any = None
     with suppress(Exception):  # if it fails, the first request tries again and reports it
