@@ -37,6 +37,14 @@ def _imported(kind: str, name: str, module: str) -> ModuleType:
         sys.path.insert(0, str(Path.cwd()))
     try:
         return import_module(module)
+    except ModuleNotFoundError as error:
+        missing, failed = error.name, f"{kind} {name!r} cannot be imported"
+        if missing is None or not f"{module}.".startswith(f"{missing}."):
+            raise UserError(f"{failed}: it imports {missing}, which is not installed") from error
+        raise UserError(
+            f"{failed}: no module {missing} in {Path.cwd()} or among the installed packages: run atlas from the "
+            f"folder that holds it, or add that folder to PYTHONPATH"
+        ) from error
     except Exception as error:
         if location := user_code_location(error):
             what = f"{type(error).__name__}: {error}"

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from atlas_wm import __version__
-from atlas_wm.cli.app import main
+from atlas_wm.cli.app import COMMANDS, main
 from atlas_wm.cli.errors import setting_flags
 from atlas_wm.cli.plan import PLAN_FLAGS, PlanFlags
 from atlas_wm.config import PlanConfig
@@ -166,3 +166,40 @@ def test_a_run_remembers_its_data_from_any_folder(task, tiny_config, dataset_pat
     monkeypatch.chdir(dataset_path.parent)
     info = open_training_set(dataset_path.name, task, tiny_config).info
     assert Path(info.path) == dataset_path.resolve()
+
+
+def test_a_flag_before_the_command():
+    said = failure("--device", "cpu", "eval", "demo")
+    assert said == "atlas: '--device' comes before the command, flags come after it: `atlas --help` lists commands"
+
+
+@pytest.mark.parametrize("arguments", [["eval"], ["train", "tworoom", "--train.lrr", "3"]])
+def test_an_error_in_a_flag_points_to_the_help_of_its_command(arguments, capsys):
+    with pytest.raises(SystemExit) as stopped:
+        main(arguments)
+    said = capsys.readouterr()
+    assert stopped.value.code == 2 and f"atlas {arguments[0]} --help" in said.out + said.err
+
+
+def test_ctrl_c_is_said_in_one_line(monkeypatch, capsys):
+    def interrupted(**_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setitem(COMMANDS, "methods", interrupted)
+    with pytest.raises(SystemExit) as stopped:
+        main(["methods"])
+    assert stopped.value.code == 130 and capsys.readouterr().err == "\natlas: stopped by Ctrl-C\n"
+    with pytest.raises(KeyboardInterrupt):
+        main(["methods", "--debug"])
+
+
+@pytest.mark.parametrize(
+    ("source", "message"),
+    [
+        ("import absent_package", "it imports absent_package, which is not installed"),
+        ("import mine.deeper", "it imports mine.deeper, which is not installed"),
+    ],
+)
+def test_what_a_module_of_yours_imports_is_not_installed(mine, source, message):
+    Path("importing.py").write_text(source)
+    assert failure("methods", "--plugin", "importing") == f"atlas: module 'importing' cannot be imported: {message}"

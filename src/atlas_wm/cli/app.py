@@ -29,7 +29,7 @@ from atlas_wm.cli.serve import SERVE_FLAGS, serve
 from atlas_wm.cli.show import show
 from atlas_wm.cli.study import study
 from atlas_wm.cli.train import make_train, recipe_defaults
-from atlas_wm.errors import UserError, unknown
+from atlas_wm.errors import UserError, short, unknown
 from atlas_wm.plugins import import_plugin
 from atlas_wm.recipes import get_recipe
 
@@ -113,20 +113,27 @@ def run_command(arguments: list[str]) -> None:
         logging.getLogger("atlas_wm").setLevel(logging.INFO)  # such as "fast path: …", on stderr
         logging.lastResort.setLevel(logging.INFO)
     sys.argv[1:] = arguments  # results say by which command they were made
-    commands = dict(COMMANDS)
     if not arguments or arguments[0] in ("-h", "--help"):
         print(overview())
         sys.exit()
-    if not arguments[0].startswith("-") and arguments[0] not in commands:
-        raise unknown("command", arguments[0], commands)
-    if arguments[:1] == ["train"]:
-        commands["train"] = make_train(recipe_defaults(arguments))
-    tyro.extras.subcommand_cli_from_dict(commands, prog="atlas", args=arguments)
+    name, *rest = arguments
+    if name.startswith("-"):
+        raise UserError(
+            f"{short(name)} comes before the command, flags come after it: `atlas --help` lists commands"
+        )
+    if name not in COMMANDS:
+        raise unknown("command", name, COMMANDS)
+    # Each command is a program of its own, so that an error in a flag points to the help of that command.
+    tyro.cli(command_of(arguments), prog=f"atlas {name}", args=rest)
+
+
+def command_of(arguments: list[str]) -> Callable[..., None]:
+    return make_train(recipe_defaults(arguments)) if arguments[0] == "train" else COMMANDS[arguments[0]]
 
 
 def parse(arguments: list[str]) -> dict[str, Any]:
     """The flags of a command, without running it. What is wrong with them is printed, and the program exits."""
-    command = make_train(recipe_defaults(arguments)) if arguments[0] == "train" else COMMANDS[arguments[0]]
+    command = command_of(arguments)
 
     @wraps(command)
     def given(*_: Any, **flags: Any) -> dict[str, Any]:

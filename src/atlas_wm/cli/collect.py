@@ -59,7 +59,8 @@ def collect(
         return
     if given:
         known_task = known_task.with_demonstrator(given)
-    out = out or Path(f"data/{known_task.name}.lance")
+    default = Path(f"data/{known_task.name}.lance")
+    out = out or default
     card = collect_with_progress(
         known_task,
         out,
@@ -75,6 +76,8 @@ def collect(
     print(f"{out}: {card['episodes']} episodes, {card['rows']} rows, hash {card['hash']}")
     if card.get("moments"):
         print(moments_table(card["moments"]))
+    elsewhere = "" if out == default else f" --data {out}"
+    print(f"look at it: atlas show {out}; train: atlas train {task} --recipe demo{elsewhere}")
 
 
 def collect_with_progress(task: "Task", out: Path, episodes: int, **options: Any) -> dict[str, Any]:

@@ -8,7 +8,7 @@ def demo(
     seeds: int = 1,
     fresh: bool = False,
 ) -> None:
-    """Collect data, train ATLAS and LeWM on TwoRoom, evaluate, diagnose and report. About 15 minutes on 2 cores.
+    """Collect data, train ATLAS and LeWM on TwoRoom, evaluate, diagnose and report. 8 to 15 minutes on 2 cores.
 
     Open OUT/report/index.html when it ends. Run it again to resume. It is `atlas study demo`
     in one process, with a film and curves.

@@ -43,6 +43,9 @@ def errors_in_one_line(flags: Mapping[str, str], debug: bool) -> Iterator[None]:
         print(f"atlas: {stop}", file=sys.stderr)
         sys.exit(stop.code)
     except KeyboardInterrupt:
+        if debug:
+            raise
+        print("\natlas: stopped by Ctrl-C", file=sys.stderr)
         sys.exit(130)
 
 

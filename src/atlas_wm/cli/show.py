@@ -48,7 +48,8 @@ def show(
     opened = open_to_inspect(data, task)
     with Bar(f"show {Path(opened.path).name}", "steps") as bar:
         page, found = write_page(opened, out, episodes, bar.update)
-    print(f"{summary(found)}: open {page} in a browser")
+    printed = f" (`atlas doctor {data}` prints them)" if found else ""
+    print(f"{summary(found)}{printed}: open {page} in a browser")
 
 
 def check_dataset(data: str, task: str | None) -> None:
