@@ -70,6 +70,17 @@ def test_each_variation_is_a_row_below_the_plain_evaluation(run):
     assert risk_line(replace(older, risk_auroc=None)).endswith("for failure: remaining distance 0.61")
 
 
+def test_the_note_on_risk_says_which_numbers_are_of_which_run(tmp_path):
+    runs = [make_run(tmp_path / method, method, seeds=(42,)) for method in ("lewm", "atlas")]
+    for run, remaining in zip(runs, (0.914, 0.614), strict=True):
+        file = run / "evaluation/all_offset50_budget75.json"
+        result = json.loads(file.read_text())
+        file.write_text(json.dumps(result | {"remaining_auroc": remaining, "risk_auroc": 0.91}))
+    notes = [b.text for b in main_section(read_study(runs)).blocks if isinstance(b, Notice)]
+    each = "risk 0.91, remaining distance 0.91 (lewm); risk 0.91, remaining distance 0.61 (atlas)."
+    assert sum(note.endswith(f": AUROC of the first plan for failure: {each}") for note in notes) == 1
+
+
 def test_no_variation_no_section(run):
     for name in VARIATIONS:
         (run / f"evaluation/{name}.json").unlink()

@@ -263,12 +263,10 @@ def _notices(study: Study) -> list[Notice]:
                     Notice(kind, f"{condition_text(study, task, condition)}: {text}")
                     for kind, text in _remarks(run, result, run.evaluations[condition])
                 ]
-            risks: dict[str, list[str]] = {}  # by what they are of: one notice for many runs
-            for run, result in found:
-                text, _, value = risk_line(result).rpartition(" ")
-                risks.setdefault(text, []).append(f"{value} ({run.name})")
-            where = condition_text(study, task, condition)
-            notices += [Notice("note", f"{where}: {text} {', '.join(v)}.") for text, v in risks.items() if text]
+            risks = [f"{line} ({run.name})" for run, result in found if (line := risk_line(result))]
+            if risks:  # one notice for many runs
+                text = "; ".join([risks[0], *(line.partition(": ")[2] for line in risks[1:])])
+                notices.append(Notice("note", f"{condition_text(study, task, condition)}: {text}."))
             for what, key in (("episodes", _episodes_of), ("planner settings", _plan_of)):
                 if different := differing_values(runs, [key(result) for _, result in found]):
                     where = f"{task_name(task)}, {condition_text(study, task, condition)}"
