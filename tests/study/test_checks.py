@@ -14,6 +14,8 @@ WRONG = {
     "tasks = ['tworom']": "unknown task 'tworom'.*tworoom",
     "settings = {'train.seed' = 5}": "seeds is the number of training seeds",
     "settings = {'out' = 'x'}": "not out",
+    "settings.train.seed = 5": "seeds is the number of training seeds",
+    "settings.train = 5": "not train",
     "settings = {'train.stepz' = 5}": r"atlas train .*--train.stepz 5.* fails",
     "settings = {'train.steps' = '10k'}": r"--train.steps 10k.* fails",
     "diagnostics = ['rolout']": r"atlas diagnose .*rolout.* fails",
@@ -45,6 +47,21 @@ def test_every_flag_of_a_right_one_is_parsed(tmp_path, monkeypatch, capsys):
     )
     study("mine.toml", dry_run=True)
     assert "--train.log-every 5 --plan.no-clip-actions" in capsys.readouterr().out
+
+
+def test_settings_need_no_quotes(tmp_path):
+    quoted = tmp_path / "quoted.toml"
+    quoted.write_text(
+        'settings = {"train.steps" = 5, "model.encoder.image-size" = 64}\ntry_settings = {"train.steps" = 2}\n'
+        '[method_settings]\nlewm = {"objective.sigreg" = 0.03, "train.batch" = 8}\n'
+    )
+    plain = tmp_path / "plain.toml"
+    plain.write_text(
+        "settings.train.steps = 5\ntry_settings = {train.steps = 2}\n[settings.model]\nencoder.image-size = 64\n"
+        "[method_settings.lewm]\nobjective.sigreg = 0.03\ntrain.batch = 8\n"
+    )
+    assert read_study(str(plain)) == read_study(str(quoted))
+    assert read_study(str(plain)).settings == {"train.steps": 5, "model.encoder.image-size": 64}
 
 
 def test_a_cost_may_be_named_after_an_equals_sign(tmp_path):

@@ -269,7 +269,23 @@ def read_study(name: str) -> Study:
         data: dict[str, Any] = tomllib.loads(Path(name).read_text())
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
         raise UserError(f"{name} cannot be read as TOML: {reason(error)}") from error
+    for key in ("settings", "try_settings"):
+        if key in data:
+            data[key] = _dotted(data[key])
+    if isinstance(of_methods := data.get("method_settings"), dict):
+        data["method_settings"] = {method: _dotted(settings) for method, settings in of_methods.items()}
     return from_dict(Study, data, name)
+
+
+def _dotted(table: Any) -> Any:
+    """TOML reads train.steps = 5 without quotes as {"train": {"steps": 5}}; a setting is {"train.steps": 5}."""
+    if not isinstance(table, dict):
+        return table
+    flags: Flags = {}
+    for name, value in table.items():
+        inner = _dotted(value)
+        flags |= {f"{name}.{rest}": v for rest, v in inner.items()} if isinstance(inner, dict) else {name: inner}
+    return flags
 
 
 def with_weights(study: Study, given: Sequence[str] | None) -> Study:
