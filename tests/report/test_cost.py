@@ -38,6 +38,15 @@ def test_commands_are_those_of_the_training_and_of_this_evaluation(tmp_path):
     assert found["ATLAS (2 runs)", "offset 50"] == (steps, 65)  # (10 + 20) / 2 + 50
     assert found["ATLAS (2 runs)", "offset 25"] == (steps, None)  # not evaluated by the study
     assert found["Random actions", "offset 50"] == (None, None)
+    for run in runs:  # plans by time, whose head has a command of its own
+        change(run / "evaluation" / FILE, "temporal_head", value="0" * 16)
+    assert rows(runs)["ATLAS (2 runs)", "offset 50"] == (steps, 65)  # training fitted it
+    head = replace(trained, name=f"head {runs[0].name}", kind="head", command=("head", str(runs[0])))
+    records.write(head, "done", 60.0 * 4)
+    assert rows(runs)["ATLAS (2 runs)", "offset 50"] == (steps, 67)  # 4 minutes of one of two runs
+    records.write(head, "failed", 60.0)
+    assert rows(runs)["ATLAS (2 runs)", "offset 50"] == (steps, None)
+    records.write(head, "done", 60.0)
     records.write(trained, "running", 60.0)
     assert rows(runs)["ATLAS (2 runs)", "offset 50"] == (steps, None)
 

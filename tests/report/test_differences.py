@@ -32,7 +32,8 @@ def test_methods_of_one_recipe_and_recipes_of_one_method(tmp_path):
     for row, record in zip(table.rows, table.data, strict=True):
         shown = dict(zip(table.header, row, strict=True))
         assert shown["Points of success"] == "{points:+.1f} [{seeds_low:+.1f}, {seeds_high:+.1f}]".format(**record)
-    assert "These runs alone: +0.0 to +0.0. Training seeds: 2." in table.note  # all made-up episodes succeed
+    # all made-up episodes succeed, and are of one demonstration
+    assert "These runs alone: -79.3 to +79.3. Training seeds: 2." in table.note
     one_seed = differences_section(read_study([run for run in runs if run.name.endswith("3072")])).blocks
     (table,) = (b for b in one_seed if isinstance(b, Table))
     assert "Training seeds: 1." in table.note and "These runs alone: –." in table.note

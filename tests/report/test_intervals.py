@@ -23,12 +23,17 @@ def result(successes, demonstrations=None, seed=42, first_row=0):
 
 def test_a_policy_against_itself_is_level():
     d = paired({1: result([1, 0, 1])}, {1: result([1, 0, 1])})
-    assert (d.points, d.low, d.high, d.won, d.lost) == (0, 0, 0, 0, 0)
+    assert (d.points, d.won, d.lost) == (0, 0, 0)
+    surprise = 100 * 1.96**2 / (3 + 1.96**2)  # what Wilson's interval leaves for a fourth demonstration
+    assert (d.low, d.high) == pytest.approx((-surprise, surprise))
 
 
 def test_one_that_always_wins():
     d = paired({1: result([1] * 8)}, {1: result([0] * 8)})
-    assert (d.points, d.low, d.high, d.won, d.lost) == (100, 100, 100, 8, 0)
+    assert (d.points, d.high, d.won, d.lost) == (100, 100, 8, 0)
+    assert d.low == pytest.approx(100 * 8 / (8 + 1.96**2))
+    twice = paired(dict.fromkeys((1, 2), result([1] * 8)), dict.fromkeys((1, 2), result([0] * 8)))
+    assert twice.interval == pytest.approx((d.low, 100))
 
 
 def test_swapping_the_two_changes_the_sign():
@@ -170,3 +175,33 @@ def test_95_percent_of_intervals_hold_the_truth_where_demonstrations_differ():
         _, low, high = wilson(100 * success.mean(), 1000)
         naive += low <= truth <= high
     assert held >= 0.92 * 400 and naive < 0.85 * 400
+
+
+def test_95_percent_hold_the_truth_where_demonstrations_are_few_too():
+    """Five demonstrations of 40 episodes each, such as the held-out ones of 50, for a rate and for a difference."""
+    rng, held, held_difference, times = np.random.default_rng(4), 0, 0, 300
+    of_few = np.repeat(np.arange(5), 40)
+    nothing = {1: result([0] * 200, of_few)}
+    for _ in range(times):
+        success = rng.random(200) < rng.beta(6, 4, 5)[of_few]
+        _, low, high = clustered_wilson(of_few, success)
+        held += low <= 60 <= high
+        d = paired({1: result(success, of_few)}, nothing)
+        held_difference += d.low <= 60 <= d.high
+    assert held >= 0.91 * times and held_difference >= 0.91 * times
+
+
+def test_demonstrations_that_agree_are_surer_than_ones_that_almost_do():
+    of_four = np.repeat(np.arange(4), 100)
+    widths = []
+    for last in (80, 85, 95):
+        successes = np.concatenate([np.arange(100) < n for n in (80, 80, 80, last)])
+        _, low, high = clustered_wilson(of_four, successes)
+        widths.append(high - low)
+    assert widths == sorted(widths)
+
+
+def test_no_interval_of_a_difference_leaves_what_is_possible():
+    first = {1: result([1] * 7 + [0] * 3), 2: result([1] * 9 + [0])}
+    d = paired(first, dict.fromkeys((1, 2), result([0] * 10)))
+    assert -100 <= d.seeds_low < d.points < d.seeds_high <= 100

@@ -15,6 +15,7 @@ from atlas_wm.diagnose.catalog import DIAGNOSTICS
 from atlas_wm.errors import UserError
 from atlas_wm.report.page import write_report
 from atlas_wm.report.runs import read_study
+from atlas_wm.report.section import data_warnings
 from atlas_wm.report.style import Figure
 from atlas_wm.report.success import REFERENCES
 from made_up_results import episode, evaluation, policy
@@ -304,3 +305,10 @@ def test_a_varied_evaluation_stands_beside_the_plain_one(tmp_path, monkeypatch):
     assert (row["success_percent"], row["novel_plans_percent"]) == ("12.5", "100.0")
     assert float(row["success_plain_percent"]) == plain["model"]["success_mean"]
     assert float(row["novel_plans_plain_percent"]) == 100 / plain["model"]["plans"]
+
+
+def test_copies_of_a_training_seed_are_told_of(tmp_path):
+    runs = [make_run(tmp_path / name, "atlas", seed=seed) for name, seed in (("one", 1), ("copy", 1), ("two", 2))]
+    (warning,) = data_warnings(read_study(runs))
+    assert "training seed 1: one, copy." in warning.text
+    assert data_warnings(read_study([runs[0], runs[2]])) == []

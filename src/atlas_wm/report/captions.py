@@ -210,7 +210,7 @@ def probe(task_names: dict[str, str]) -> Caption:
 def ablation(task: str) -> str:
     known = paper.ABLATION.get(task)
     return (
-        "Over all episodes, in every condition that all four methods have; the highest of the four is bold. "
+        "Over all episodes, in the conditions that most of the four methods have; the highest is bold. "
         "Compare the rows for the effect of WEMReg and the columns for that of OOD-recovery. In the paper, "
         "the full objective has the highest mean on all three tasks, but is only slightly better than the better "
         "single term."

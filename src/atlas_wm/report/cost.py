@@ -39,14 +39,18 @@ def step_minutes(run: Run) -> float | None:
 
 
 def command_minutes(folder: Path, result: EvaluationResult) -> float | None:
-    """All attempts of the commands that are done, by the records of the study in whose folder the run lies."""
+    """All attempts of the commands that are done, by the records of the study in whose folder the run lies:
+    training, the temporal head if the plans use it and training did not fit it, and the evaluation."""
     name = re.sub(r"[^A-Za-z0-9._+=-]+", "_", folder.name)  # as the study names the files
-    trained = list(_records(folder.parent / UNITS, f"train_{name}.json"))
-    of_evaluations = _records(folder.parent / UNITS, f"eval_{name}_*.json")
+    units = folder.parent / UNITS
+    trained = list(_records(units, f"train_{name}.json"))
+    of_evaluations = _records(units, f"eval_{name}_*.json")
     tested = [record for record in of_evaluations if record["command"] == [*result.command]]
-    if not trained or not tested:
+    head_apart = result.temporal_head is not None and (units / f"head_{name}.json").exists()
+    fitted = list(_records(units, f"head_{name}.json")) if head_apart else []
+    if not trained or not tested or (head_apart and not fitted):
         return None
-    return float(trained[0]["seconds"] + tested[0]["seconds"]) / 60
+    return sum(float(record["seconds"]) for record in (trained[0], tested[0], *fitted)) / 60
 
 
 def _records(folder: Path, pattern: str) -> Iterator[dict[str, Any]]:

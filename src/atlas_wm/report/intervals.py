@@ -11,6 +11,7 @@ from scipy.stats import t
 from atlas_wm.runs.results import EpisodeResult, EvaluationResult, Half, PolicyResult
 
 RESAMPLES = 1000
+Z = 1.96
 Interval = tuple[float, float]
 Share = tuple[float | None, float | None, float | None]  # in percent, with the ends of its interval
 
@@ -19,7 +20,7 @@ def wilson(percent: float | None, count: float) -> Share:
     """A share of ``count`` in percent, with the ends of its 95 % interval."""
     if percent is None or not count:
         return None, None, None
-    z, p = 1.96, percent / 100
+    z, p = Z, percent / 100
     centre = (p + z**2 / (2 * count)) / (1 + z**2 / count)
     half = z * sqrt(p * (1 - p) / count + (z / (2 * count)) ** 2) / (1 + z**2 / count)
     return percent, 100 * (centre - half), 100 * (centre + half)
@@ -39,15 +40,22 @@ def clustered_wilson(demonstration: np.ndarray, success: np.ndarray) -> Share:
     """The share of successes in percent, with Wilson's interval for as many independent episodes as tell as much:
     those of one demonstration overlap and fail together.
 
-    demonstration, success: (N,). That number has the variance of the share over demonstrations; where all of these
-    have the same share, it is theirs.
+    demonstration, success: (N,). That number has the variance of the share over demonstrations; it is smaller where
+    these are few, as their variance is uncertain, but never below what they are worth if the episodes of each end
+    alike, which is their number if they have equally many.
     """
-    share, (_, cluster) = success.mean(), np.unique(demonstration, return_inverse=True)
-    sums = np.bincount(cluster, success - share)  # (K,)
-    variance = np.square(sums).sum() / len(success) ** 2
-    alike = bool(np.allclose(sums, 0))
-    independent = len(sums) if alike else min(len(success), share * (1 - share) / variance)
-    return wilson(100 * float(share), independent)
+    share, (_, cluster) = float(success.mean()), np.unique(demonstration, return_inverse=True)
+    sums, total = np.bincount(cluster, success - share), len(success)  # (K,)
+    least = independent = total**2 / np.square(np.bincount(cluster)).sum()
+    if len(sums) > 1 and 0 < share < 1:
+        variance = max(np.square(sums).sum() / total**2, 1e-12)
+        independent = max(least, share * (1 - share) / variance / _few(len(sums)) ** 2)
+    return wilson(100 * share, min(total, independent))
+
+
+def _few(count: int) -> float:
+    """How much wider an interval is because its variance is known from ``count`` demonstrations: 1.02 for 100."""
+    return float(t.ppf(0.975, count - 1)) / Z * sqrt(count / (count - 1))
 
 
 def with_seeds(value: float, by_run: Sequence[float], low: float, high: float) -> Interval:
@@ -73,11 +81,13 @@ def success_over_runs(runs: Sequence[PolicyResult], leave_out_solved: bool, half
         return None
     value = mean(rates)
     low, high = _over_demonstrations(outcomes) if outcomes else (value, value)
-    if outcomes and low == high:  # all episodes end alike, which says little where they are few
-        _, least, most = wilson(low, len(np.unique(np.concatenate(outcomes)[:, 0])))
-        low, high = least or 0.0, most or 0.0
     low, high = with_seeds(value, rates, low, high)
     return max(low, 0.0), min(high, 100.0)
+
+
+def _possible(low: float, high: float) -> Interval:
+    """Ends of a difference."""
+    return max(low, -100.0), min(high, 100.0)
 
 
 class Difference(NamedTuple):
@@ -119,21 +129,30 @@ def paired(first: Mapping[Any, EvaluationResult], second: Mapping[Any, Evaluatio
     if not outcomes:
         return None
     change = np.concatenate(outcomes)[:, 1]  # −1, 0 or 1
-    points, (low, high) = 100 * float(change.mean()), _over_demonstrations(outcomes)
+    points, (low, high) = 100 * float(change.mean()), _possible(*_over_demonstrations(outcomes))
     by_run = tuple(100 * float(each[:, 1].mean()) for each in outcomes)
-    seeds_low, seeds_high = with_seeds(points, by_run, low, high) if len(by_run) > 1 else (None, None)
+    seeds_low, seeds_high = None, None
+    if len(by_run) > 1:
+        seeds_low, seeds_high = _possible(*with_seeds(points, by_run, low, high))
     won, lost = int((change > 0).sum()), int((change < 0).sum())
     return Difference(points, low, high, seeds_low, seeds_high, won, lost, by_run)
 
 
 def _over_demonstrations(outcomes: Sequence[np.ndarray]) -> Interval:
     """The 95 % interval of the mean, in percent, of a bootstrap that draws demonstrations, with their episodes in
-    all runs. outcomes: of each run, (n, 2): demonstration and value."""
+    all runs. outcomes: of each run, (n, 2): demonstration and value. Where all demonstrations agree, which says
+    little if they are few, it is as far off as Wilson's for as many successes in a row."""
     demonstration, value = np.concatenate(outcomes).T
     _, cluster = np.unique(demonstration, return_inverse=True)
     sums, counts = np.bincount(cluster, value), np.bincount(cluster)
     drawn = np.random.default_rng(0).integers(len(counts), size=(RESAMPLES, len(counts)))
     low, high = np.percentile(100 * sums[drawn].sum(axis=1) / counts[drawn].sum(axis=1), [2.5, 97.5])
+    if low == high:
+        _, least, _ = wilson(100.0, len(counts))
+        off = 100 - (least or 0.0)
+        return float(low) - off, float(high) + off
+    centre = 100 * value.mean()
+    low, high = centre + _few(len(counts)) * (np.array([low, high]) - centre)
     return float(low), float(high)
 
 

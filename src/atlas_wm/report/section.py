@@ -71,12 +71,19 @@ def _comparable(file: Json, key: str) -> object:
 
 
 def data_warnings(study: Study) -> list[Notice]:
-    """Runs of one task that were trained on different data."""
+    """Runs of one task that were trained on different data, and runs that count as different training seeds but are
+    not."""
     warnings = []
     for task in study.tasks:
         runs = [run for run in study.runs if run.task == task]
         if different := differing_values(runs, [run.data_hash for run in runs]):
             text = f"{task_name(task)}: trained on different datasets, so compare with care: {different}."
+            warnings.append(Notice("warning", text))
+    for group in study.groups:
+        seeds = [run.seed for run in group.runs]
+        for seed in dict.fromkeys(seed for seed in seeds if seeds.count(seed) > 1):
+            copies = names([run for run in group.runs if run.seed == seed])
+            text = f"The same settings and training seed {seed}: {copies}. They count as several, so name one."
             warnings.append(Notice("warning", text))
     return warnings
 

@@ -37,8 +37,9 @@ OF_ORACLE = (
 )
 TIMES = {  # what the columns of minutes say
     "steps_minutes": " Steps: minutes of a run's training steps alone; the devices are in the settings below.",
-    "commands_minutes": " Commands: minutes of the study's commands, from their start to their end: a run's "
-    "training, with its validations, and this evaluation, without tries of weights.",
+    "commands_minutes": " Commands: minutes of the study's commands, from their start (on SLURM from their "
+    "submission, so with the time in the queue) to their end, failed attempts included: a run's training, with its "
+    "validations, its temporal head if the plans use it, and this evaluation, without tries of weights.",
 }
 OPTIONAL = {  # columns
     "Of the oracle, %": ("of_oracle_percent", 0),
