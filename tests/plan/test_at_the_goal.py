@@ -65,8 +65,9 @@ def test_what_is_near_has_the_unit_of_the_cost(demo_model):
     demo_model.bank = LatentBank.of([points])
     assert cost.near(demo_model) == pytest.approx(float(demo_model.distance(points[0], points[1])))
     assert Doubled(QUICK).near(demo_model) == 0
-    patches = SimpleNamespace(bank=demo_model.bank, projector=None)
-    assert cost.near(patches) == 0  # the bank has the mean of the tokens, whose distances are others
+    alike = SimpleNamespace(bank=demo_model.bank, projector=None, config=SimpleNamespace(latent_shape=(7, 32)))
+    tokens = points[:, None].expand(-1, 7, -1)  # all of a frame are its mean
+    assert cost.near(alike) == pytest.approx(float((tokens[1] - tokens[0]).square().mean()))
     demo_model.temporal_head = TemporalHead.initial(points, make_rng(0))
     assert make_cost(replace(QUICK, cost="temporal"), demo_model).near(demo_model) == 1
     assert Cost.near is Terminal.near

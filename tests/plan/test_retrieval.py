@@ -348,4 +348,5 @@ def test_each_plan_of_a_batch_leaves_out_its_own(model, retrieved):
     rngs = [make_rng(e) for e in range(3)]
     planner.plan_batch(frames[:3, 1], frames[:3, 4], rngs, left_out=[4, NONE, 2])
     planner.plan_batch(frames[:3, 1], frames[:3, 4], rngs)
-    assert [group for group, _ in retrieved] == [4, NONE, 2] + 3 * [NONE]
+    planner.plan_batch(frames[:1, 1], frames[:1, 4], rngs[:1], left_out=np.array([0]))
+    assert [group for group, _ in retrieved] == [4, NONE, 2] + 3 * [NONE] + [0]

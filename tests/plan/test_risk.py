@@ -169,6 +169,7 @@ def test_demonstrations_are_imagined_as_far_as_the_run_plans(horizon):
     chunks = torch.randn(3, 8, 10, generator=make_rng(1))
     model.build_demonstrations(zip(frames, chunks, range(3), strict=True))
     assert model.demonstrations.usual.shape == (horizon,)
+    model.predictor.rollout = None  # nothing is imagined: a predictor need not take an empty batch
     model.build_demonstrations(zip(frames[:, :horizon], chunks[:, :horizon], range(3), strict=True))
     assert model.demonstrations.usual is None  # no episode is longer than a plan
 

@@ -48,7 +48,7 @@ class LatentBank:
         """The point nearest to each latent of paths (Q, 1 + H, …), those of current frames and what plans imagine
         after them: (Q, 1 + H) int64 on the CPU."""
         queries = flat(paths, leading=2).float()
-        return torch.cdist(queries, self.points.to(queries.device), compute_mode=EXACT).argmin(dim=-1).cpu()
+        return distances_to(self.points.to(queries.device), queries).argmin(dim=-1).cpu()
 
     def crossed(self, frames: Tensor, paths: Tensor) -> Tensor | None:
         """How much of what changed in the scene lies where a plan leads.
@@ -75,6 +75,11 @@ class LatentBank:
 def flat(z: Tensor, leading: int = 1) -> Tensor:
     """Latents with ``leading`` axes before their own: (…, d) as it is, (…, K, w) averaged over the K tokens."""
     return z if z.ndim == leading + 1 else z.mean(dim=-2)
+
+
+def distances_to(points: Tensor, paths: Tensor) -> Tensor:
+    """(N, m) and (Q, L, m) → (Q, L, N). Of all paths in one product: cdist would copy the points for each path."""
+    return torch.cdist(paths.flatten(0, 1), points, compute_mode=EXACT).unflatten(0, paths.shape[:2])
 
 
 def _neighbours(points: Tensor) -> int:

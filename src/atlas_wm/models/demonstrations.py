@@ -8,7 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from atlas_wm.models.bank import EXACT, flat
+from atlas_wm.models.bank import distances_to, flat
 
 USUAL = 0.8  # share of recorded paths that counts as usual
 PATHS, AT_ONCE = 500, 50  # such paths, at most; those whose distances are computed together
@@ -70,7 +70,7 @@ class Demonstrations:
         episodes: (Q,) which each path comes from, and whose points do not count.
         """
         queries = flat(paths, leading=2).float()
-        distances = torch.cdist(queries, self._points_on(queries.device), compute_mode=EXACT)  # (Q, 1 + H, M)
+        distances = distances_to(self._points_on(queries.device), queries)  # (Q, 1 + H, M)
         if episodes is not None:
             distances = distances.masked_fill(episodes[:, None, None] == self.episodes, torch.inf)
         nearest = distances.amin(dim=2)

@@ -173,8 +173,11 @@ class WorldModel(nn.Module):
             for frames, actions, episode in pieces:
                 z = self.encode(frames.to(device))
                 starts = torch.arange(max(0, len(z) - horizon))[::horizon]
-                after = actions[starts[:, None] + torch.arange(horizon)].to(device)
-                imagined = self.rollout(z[starts], after[:, None])
-                yield Piece(z, actions, episode, torch.cat([z[starts][:, None], imagined[:, 0]], dim=1))
+                paths = z.new_empty(0, 1 + horizon, *z.shape[1:])
+                if len(starts):  # a predictor need not take an empty batch
+                    after = actions[starts[:, None] + torch.arange(horizon)].to(device)
+                    imagined = self.rollout(z[starts], after[:, None])[:, 0]
+                    paths = torch.cat([z[starts][:, None], imagined], dim=1)
+                yield Piece(z, actions, episode, paths)
 
         self.demonstrations = Demonstrations.of(encoded())

@@ -60,12 +60,14 @@ class Cost(ABC):
     def near(self, model: WorldModel) -> float:
         """The distance within which the agent counts as there; 0 where nothing is known of it.
 
-        Default: how far 99 % of the training latents are at most from their nearest other one. A cost with its own
-        distance needs its own.
+        Default: how far 99 % of the training latents are at most from their nearest other one. Of patch tokens the
+        bank holds the means, whose mean squared distance is at most that of the tokens, so this is a lower bound. A
+        cost with its own distance needs its own.
         """
-        if model.bank is None or model.projector is None or type(self).distance is not Cost.distance:
-            return 0.0  # of patch tokens the bank holds the mean, and distances of means are no distances of tokens
-        return float(model.bank.spacing.quantile(0.99)) ** 2
+        if model.bank is None or type(self).distance is not Cost.distance:
+            return 0.0
+        square = float(model.bank.spacing.quantile(0.99)) ** 2
+        return square if model.projector is not None else square / model.config.latent_shape[-1]
 
 
 class Terminal(Cost):

@@ -202,10 +202,11 @@ class Planner:
         On a CPU episodes are planned one by one: matrix products round differently in batches of different sizes,
         and an episode's plan must not depend on the other episodes in its batch.
         """
-        rests, left_out = rests or [None] * len(rngs), left_out or [NONE] * len(rngs)
+        rests = [None] * len(rngs) if rests is None else rests
+        left_out = [NONE] * len(rngs) if left_out is None else [int(group) for group in left_out]
         if not len(frames) == len(goals) == len(rngs) == len(rests) == len(left_out):
-            counts = f"{len(frames)} frames, {len(goals)} goals, {len(rngs)} rngs and {len(rests)} rests"
-            raise ValueError(f"{counts} do not match")
+            counts = f"{len(frames)} frames, {len(goals)} goals, {len(rngs)} rngs, {len(rests)} rests"
+            raise ValueError(f"{counts} and {len(left_out)} left out do not match")
         started = time.perf_counter()
         self.model.eval()
         start = starts(self.cost, self._action_chunk, rests).to(self.device)
