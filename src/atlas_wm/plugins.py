@@ -37,18 +37,17 @@ def _imported(kind: str, name: str, module: str) -> ModuleType:
         sys.path.insert(0, str(Path.cwd()))
     try:
         return import_module(module)
-    except ModuleNotFoundError as error:
-        missing, failed = error.name, f"{kind} {name!r} cannot be imported"
-        if missing is None or not f"{module}.".startswith(f"{missing}."):
-            raise UserError(f"{failed}: it imports {missing}, which is not installed") from error
-        raise UserError(
-            f"{failed}: no module {missing} in {Path.cwd()} or among the installed packages: run atlas from the "
-            f"folder that holds it, or add that folder to PYTHONPATH"
-        ) from error
     except Exception as error:
+        absent = error.name if isinstance(error, ModuleNotFoundError) else None
+        where = f"in {Path.cwd()} or among the installed packages"
         if location := user_code_location(error):
-            what = f"{type(error).__name__}: {error}"
+            what = f"no module {absent} {where}" if absent else f"{type(error).__name__}: {error}"
             raise UserError(f"{kind} {name!r} cannot be imported, it failed at {location}: {what}") from error
+        if absent and f"{module}.".startswith(f"{absent}."):
+            raise UserError(
+                f"{kind} {name!r} cannot be imported: no module {absent} {where}: run atlas from the folder that "
+                f"holds it, or add that folder to PYTHONPATH"
+            ) from error
         form = "module:name" if ":" in name or kind != "module" else "my_module or my_package.my_module"
         raise UserError(f"{kind} {name!r} cannot be imported ({error}): write it as {form}") from error
 

@@ -2,6 +2,7 @@
 
 import json
 import re
+import shlex
 
 import numpy as np
 import pytest
@@ -32,6 +33,7 @@ def failure(*arguments: str) -> str:
         (["train", "tworoom", "--train.batch", "1"], "train.batch must be at least 2"),
         (["eval", "nowhere"], "there is no run folder nowhere"),
         (["collect", "tworoom", "--out", "x.zip"], "unknown dataset ending '.zip'"),
+        (["collect", "tworoom", "--out", "my data.lance"], "'my data.lance': the name of a Lance table has only"),
         (["collect", "tworoom", "--out", "x.h5", "--episodes", "0"], "--episodes must be at least 1"),
     ],
 )
@@ -114,6 +116,17 @@ def test_pictures_that_are_none_are_named(run_folder, tmp_path):
     said = failure("plan", str(run_folder), "--frame", str(tmp_path / "x.png"), "--goal", str(tmp_path / "x.png"))
     assert re.search(r"x\.png cannot be read as an image", said)
     assert "there is no image" in failure("plan", str(run_folder), "--frame", "none.png", "--goal", "none.png")
+
+
+def test_the_commands_that_collect_suggests_can_be_pasted(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    main(["collect", "tworoom", "--episodes", "2", "--no-pixels", "--out", "my data.h5", "--workers", "1"])
+    (last,) = (line for line in capsys.readouterr().out.splitlines() if line.startswith("look at it"))
+    shown, trained = (text.partition("atlas ")[2] for text in last.split("; "))
+    assert shlex.split(shown) == ["show", "my data.h5"]
+    assert shlex.split(trained)[-2:] == ["--data", "my data.h5"]
+    main(shlex.split(shown))
+    assert "my data.h5.html in a browser" in capsys.readouterr().out
 
 
 @pytest.mark.usefixtures("few_frames_in_banks")

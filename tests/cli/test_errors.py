@@ -196,10 +196,13 @@ def test_ctrl_c_is_said_in_one_line(monkeypatch, capsys):
 @pytest.mark.parametrize(
     ("source", "message"),
     [
-        ("import absent_package", "it imports absent_package, which is not installed"),
-        ("import mine.deeper", "it imports mine.deeper, which is not installed"),
+        ("import absent_package", "no module absent_package in {} or among the installed packages"),
+        ("import mine.deeper", "no module mine.deeper in {} or among the installed packages"),
+        ("raise ModuleNotFoundError('please install it')", "ModuleNotFoundError: please install it"),
     ],
 )
 def test_what_a_module_of_yours_imports_is_not_installed(mine, source, message):
     Path("importing.py").write_text(source)
-    assert failure("methods", "--plugin", "importing") == f"atlas: module 'importing' cannot be imported: {message}"
+    said = failure("methods", "--plugin", "importing")
+    failed = "atlas: module 'importing' cannot be imported, it failed at importing.py:1: "
+    assert said == failed + message.format(Path.cwd())

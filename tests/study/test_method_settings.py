@@ -8,6 +8,7 @@ from pretend import run
 
 from atlas_wm.cli.study import study
 from atlas_wm.errors import UserError
+from atlas_wm.study.estimate import estimate
 from atlas_wm.study.study import Evaluation, Study, changed, read_study
 from atlas_wm.study.tuning import Tuned, weights
 from atlas_wm.study.units import units_of
@@ -58,6 +59,13 @@ def test_a_method_may_plan_with_a_head_that_others_do_not_have(tmp_path):
     mine = replace(STUDY, evaluations=(temporal,), method_settings={"lewm": {"plan.cost": "temporal"}})
     heads = [unit.name for unit in units_of(mine, tmp_path).values() if unit.kind == "head"]
     assert heads == ["head atlas"]  # the training of the other fits its own
+
+
+def test_an_estimate_knows_them(tmp_path):
+    mine = replace(STUDY, method_settings={"lewm": {"train.steps": 8}})
+    units = units_of(mine, tmp_path)
+    few, many = (estimate(units[f"train {m}"], mine, (), 2, False).seconds for m in ("lewm", "atlas"))
+    assert few < many / 2
 
 
 def test_they_go_with_a_method_that_is_left_out(tmp_path):

@@ -91,10 +91,12 @@ def test_nothing_is_done_again_while_they_are_missing_and_only_the_new_runs_when
 
 
 def test_a_file_of_other_weights_is_not_taken(pretend, capsys):
-    save_file({"some": torch.zeros(3)}, "other.safetensors")
-    study("mine.toml", encoder_weights=("dino-wm=other.safetensors",))
-    assert "other.safetensors does not hold the weights of this encoder" in printed(capsys)
-    assert "train dino-wm" not in pretend.names
+    """Another model's; one with register tokens, whose positions timm cannot resample; one that is damaged."""
+    for other in ({"some": torch.zeros(3)}, {"pos_embed": torch.zeros(1, 12, 12)}, {"pos_embed": torch.zeros(3)}):
+        save_file(other, "other.safetensors")
+        study("mine.toml", encoder_weights=("dino-wm=other.safetensors",))
+        assert "other.safetensors does not hold the weights of this encoder" in printed(capsys)
+        assert "train dino-wm" not in pretend.names
 
 
 def test_a_part_runs_without_them_too(pretend):
@@ -108,6 +110,18 @@ def test_measured_rows_are_not_dropped_for_new_ones_that_lack_weights(pretend):
     Path("w.safetensors").unlink()
     with pytest.raises(UserError, match=r"some runs of dino-wm are done, .* no file w.safetensors"):
         study("mine.toml", encoder_weights=("dino-wm=w.safetensors",), seeds=3)
+
+
+@pytest.mark.usefixtures("no_hub")
+@pytest.mark.parametrize("given", [("dino-wm=typo.safetensors",), None])
+def test_measured_rows_are_not_dropped_for_weights_of_another_name(pretend, given):
+    write_weights("w.safetensors")
+    study("mine.toml", encoder_weights=("dino-wm=w.safetensors",))
+    done = len(pretend.names)
+    with pytest.raises(UserError, match="some runs of dino-wm are done"):
+        study("mine.toml", encoder_weights=given)
+    study("mine.toml", encoder_weights=(f"dino-wm={Path.cwd()}/w.safetensors",))  # the same file
+    assert len(pretend.names) == done
 
 
 def test_a_study_of_nothing_else_is_refused(pretend):

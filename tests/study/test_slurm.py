@@ -18,7 +18,7 @@ from atlas_wm.errors import UserError
 from atlas_wm.runs.results import read_results
 from atlas_wm.study.records import Records
 from atlas_wm.study.schedule import Job
-from atlas_wm.study.slurm import SlurmLauncher
+from atlas_wm.study.slurm import SlurmLauncher, read_options
 from atlas_wm.study.study import read_study
 from atlas_wm.study.units import Unit, units_of
 
@@ -289,5 +289,9 @@ def test_without_a_cluster_the_error_names_the_remedy(tmp_path, monkeypatch):
         SlurmLauncher(Records(tmp_path), "partition=gpu")
     with pytest.raises(UserError, match=r"no option of --slurm 'partion'.*partition"):
         SlurmLauncher(Records(tmp_path), "partion=gpu")
-    with pytest.raises(UserError, match=r"gpus_per_node must be a whole number, not 'a100:4'"):
+    for name in ("cpus_per_task", "ntasks_per_node", "time"):
+        with pytest.raises(UserError, match=f"{name} must be a whole number of at least 1, not '0'"):
+            read_options(f"{name}=0")
+    assert read_options("gpus_per_node=0") == {"gpus_per_node": 0}
+    with pytest.raises(UserError, match=r"gpus_per_node must be a whole number of at least 0, not 'a100:4'"):
         SlurmLauncher(Records(tmp_path), "gpus_per_node=a100:4")

@@ -16,7 +16,7 @@ from rich.console import Console
 from atlas_wm.cli.app import main
 from atlas_wm.cli.demo_job import Inline
 from atlas_wm.cli.study import Shown, ended_by_sigterm
-from atlas_wm.errors import UserError
+from atlas_wm.errors import Interrupted, UserError
 from atlas_wm.study import local
 from atlas_wm.study.estimate import estimate, together
 from atlas_wm.study.local import LocalLauncher
@@ -222,10 +222,12 @@ def test_an_interruption_stops_what_runs(tmp_path):
         launcher, records = Launcher(), Records(tmp_path)
         units = units_of(STUDY, tmp_path)
         progress = progress_of(units.values(), records)
-        with pytest.raises(KeyboardInterrupt), ended_by_sigterm():
+        with pytest.raises(KeyboardInterrupt) as stopped, ended_by_sigterm():
             run_units(progress, records, launcher, partial(signal.raise_signal, number))
         assert launcher.jobs and all(job.stopped for job in launcher.jobs)
         assert records.why(units["collect tworoom"]) == "it was interrupted"
+    assert isinstance(stopped.value, Interrupted) and stopped.value.code == 128 + signal.SIGTERM
+    assert "run the same command again to resume" in str(stopped.value)
     assert signal.getsignal(signal.SIGTERM) == before
 
 
@@ -272,6 +274,9 @@ def test_estimates_come_from_units_of_the_same_kind_where_there_are_some(tmp_pat
     done = progress["train atlas-3072"]
     done.state, done.seconds = "done", 7.0
     assert estimate(unit, STUDY, progress.values(), cores=2, gpu=False).seconds == 7.0
+    done = progress["train lewm-3073"]  # the same method
+    done.state, done.seconds = "done", 3.0
+    assert estimate(unit, STUDY, progress.values(), cores=2, gpu=False).seconds == 3.0
 
 
 def test_the_time_of_all_units_is_that_of_those_that_run_at_once(tmp_path):
@@ -309,7 +314,7 @@ def test_a_dry_run_counts_the_gpus_that_are_there_or_that_slurm_gives(tmp_path, 
     assert "train atlas (new; about 10 min" in said["slurm"] and "every job at once" in said["slurm"]
     assert "train atlas (new; no estimate" not in said[""] and "no estimate for 8 of them" in said[""]
     assert f"> {tmp_path / 'out' / 'units' / 'eval_lewm+ood_25.log'}" in said[""]
-    with pytest.raises(SystemExit, match="gpus_per_node must be a whole number"):
+    with pytest.raises(SystemExit, match="gpus_per_node must be a whole number of at least 0"):
         main([*command, "--slurm", "gpus_per_node=a100:4"])
 
 
@@ -331,6 +336,26 @@ def test_the_log_of_what_runs_or_failed_is_named(tmp_path, width):
     lines.update()
     (line,) = (line for line in plain.file.getvalue().splitlines() if line.startswith("running"))
     assert line.endswith(f"; log {tmp_path / 'units' / 'train_atlas-3072.log'}")
+
+
+def test_brackets_in_what_the_user_writes_are_printed(tmp_path, capsys, monkeypatch):
+    """Rich takes them for styles."""
+    monkeypatch.chdir(tmp_path)
+    Path("s.toml").write_text('methods = ["atlas"]\nleft_out = {"pldm" = "diverges [see notes] [/tmp/log]"}\n')
+    main(["study", "s.toml", "--out", "runs/[/a]", "--dry-run"])
+    printed = capsys.readouterr().out
+    assert "'pldm=diverges [see notes] [/tmp/log]' > 'runs/[/a]/units/report.log'" in printed
+    progress, console = {}, Console(force_terminal=True, file=io.StringIO())
+    console.print(Shown(console, lambda: progress, Records(Path("runs/[/a]"))).table())
+    assert "logs in runs/[/a]/units" in console.file.getvalue()
+
+
+def test_a_method_cannot_run_and_be_left_out():
+    with pytest.raises(UserError, match="left_out names lewm, which methods names too"):
+        Study(methods=("atlas", "lewm"), left_out={"lewm": "diverges"})
+    without = Study(methods=("atlas",), left_out={"lewm": "diverges"})
+    assert changed(without, methods=("atlas", "lewm")).left_out == {}
+    assert changed(without, seeds=2).left_out == without.left_out
 
 
 def test_dry_run_prints_commands_and_writes_nothing(tmp_path, capsys):

@@ -1,5 +1,6 @@
 """``atlas collect``"""
 
+import shlex
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -76,8 +77,9 @@ def collect(
     print(f"{out}: {card['episodes']} episodes, {card['rows']} rows, hash {card['hash']}")
     if card.get("moments"):
         print(moments_table(card["moments"]))
-    elsewhere = "" if out == default else f" --data {out}"
-    print(f"look at it: atlas show {out}; train: atlas train {task} --recipe demo{elsewhere}")
+    place, own = shlex.quote(str(out)), f" --task {task}" if ":" in task else ""
+    elsewhere = "" if out == default else f" --data {place}"
+    print(f"look at it: atlas show {place}{own}; train: atlas train {task} --recipe demo{elsewhere}")
 
 
 def collect_with_progress(task: "Task", out: Path, episodes: int, **options: Any) -> dict[str, Any]:

@@ -1,5 +1,6 @@
 """``atlas show``, and ``atlas doctor DATA``"""
 
+import shlex
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -48,7 +49,8 @@ def show(
     opened = open_to_inspect(data, task)
     with Bar(f"show {Path(opened.path).name}", "steps") as bar:
         page, found = write_page(opened, out, episodes, bar.update)
-    printed = f" (`atlas doctor {data}` prints them)" if found else ""
+    own = f" --task {task}" if task else ""
+    printed = f" (`atlas doctor {shlex.quote(str(data))}{own}` prints them)" if found else ""
     print(f"{summary(found)}{printed}: open {page} in a browser")
 
 

@@ -19,7 +19,7 @@ from rich.table import Column, Table
 from tyro.conf import arg
 
 from atlas_wm.cli.arguments import by_default
-from atlas_wm.errors import UserError
+from atlas_wm.errors import Interrupted, UserError
 
 if TYPE_CHECKING:
     from atlas_wm.config import EncoderConfig
@@ -93,7 +93,7 @@ def study(
     progress = start(described, out, records)
     part = part_of(progress, only)
     encoders, console = check_study(described, part), Console()
-    if missing := missing_weights(console, encoders, progress, dry_run):
+    if missing := missing_weights(console, encoders, progress, records, dry_run):
         described = leave_out(described, missing)
         progress = start(described, out, records)
         part = part_of(progress, only)
@@ -152,20 +152,30 @@ def check_study(study: "Study", progress: "Mapping[str, Progress]") -> "dict[str
 
 
 def missing_weights(
-    console: Console, encoders: "Mapping[str, EncoderConfig]", progress: "Mapping[str, Progress]", dry_run: bool
+    console: Console,
+    encoders: "Mapping[str, EncoderConfig]",
+    progress: "Mapping[str, Progress]",
+    records: "Records",
+    dry_run: bool,
 ) -> dict[str, str]:
-    """Methods whose pretrained weights cannot be loaded, and the file that they need. A dry run downloads none."""
+    """Methods whose pretrained weights cannot be loaded, and the file that they need. A dry run downloads none.
+
+    A method of which something was trained before, maybe with other weights, is not left out: its results would be
+    dropped.
+    """
     from atlas_wm.convert.dinov2 import weights_name, weights_obstacle
 
-    found = {}
-    done = {p.unit.run.method for p in progress.values() if p.unit.run and p.state == "done"}
+    found, done = {}, set[str]()
+    for p in progress.values():
+        if p.unit.run and (p.state == "done" or ((known := records.read(p.unit)) and known.state == "done")):
+            done.add(p.unit.run.method)
     for method, encoder in encoders.items():
         name = weights_name(encoder.weights)
         if dry_run and encoder.weights is None:
             text = "comes from the hub, or --encoder-weights names it; without it the other methods run"
             console.print(f"{method} needs {name}: it {text}", highlight=False, soft_wrap=True)
         elif (why := weights_obstacle(encoder)) and method in done:
-            raise UserError(f"some runs of {method} are done, and the others need its weights: {why}")
+            raise UserError(f"some runs of {method} are done, and what is to run needs its weights: {why}")
         elif why:
             console.print(f"[yellow]{method} is left out[/]: {escape(why)}", highlight=False, soft_wrap=True)
             found[method] = f"needs {name}"
@@ -177,7 +187,7 @@ def ended_by_sigterm() -> Iterator[None]:
     """Within, SIGTERM does what Ctrl-C does: units that run are stopped too, and the next call resumes them."""
 
     def interrupt(*_: object) -> None:
-        raise KeyboardInterrupt
+        raise Interrupted("SIGTERM: what ran is stopped; run the same command again to resume", signal.SIGTERM)
 
     before = signal.signal(signal.SIGTERM, interrupt)
     try:
@@ -220,7 +230,8 @@ class Shown:
                 self.states[name] = p.state
                 if self.live is None:
                     log = f"; log {self.records.log(p.unit)}" if p.state in ("running", "failed") else ""
-                    self.console.print(f"{p.state:8} {name}{_after(p)}{log}", highlight=False, soft_wrap=True)
+                    line = escape(f"{p.state:8} {name}{_after(p)}{log}")
+                    self.console.print(line, highlight=False, soft_wrap=True)
         if self.live is not None:
             self.live.update(self.table())
 
@@ -228,15 +239,16 @@ class Shown:
         """What runs or failed first; the rest as far as there is room."""
         progress = self.shown()
         columns = Column("unit", overflow="fold"), "state", "time", "now"
-        table = Table(*columns, title=f"{_counts(progress)}; logs in {self.records.folder}", expand=True)
+        title = escape(f"{_counts(progress)}; logs in {self.records.folder}")
+        table = Table(*columns, title=title, expand=True)
         order = {"running": 0, "failed": 1, "blocked": 2, "waiting": 3, "done": 4}
         rows = sorted(progress.values(), key=lambda p: order[p.state])
         for p in rows[:MOST_ROWS]:
             seconds = p.seconds + (time.monotonic() - p.started if p.state == "running" else 0)
-            name, now = p.unit.name, p.why if p.state == "waiting" else ""
+            name, now = escape(p.unit.name), p.why if p.state == "waiting" else ""
             if p.state in ("running", "failed"):
                 log = self.records.log(p.unit)
-                name, now = f"{name}\n[dim]{log.name}[/]", last_line(log)
+                name, now = f"{name}\n[dim]{escape(log.name)}[/]", last_line(log)
             style = STYLES[p.state]
             since = duration(seconds) if seconds else ""
             table.add_row(name, f"[{style}]{p.state}[/]", since, escape(now[:160]))
@@ -293,7 +305,7 @@ def print_plan(
         unknown += guess.seconds is None
         console.print(f"[bold]run[/]   {p.unit.name} ({p.why}; {about})", highlight=False)
         command = f"atlas {shlex.join(p.unit.command)} > {shlex.quote(str(records.log(p.unit)))}"
-        console.print(f"      [dim]{command}[/]", highlight=False, soft_wrap=True)
+        console.print(f"      [dim]{escape(command)}[/]", highlight=False, soft_wrap=True)
     total = f"about {duration(together(seconds, where.at_once))} {where.how}"
     if unknown:
         total = f"no estimate for {unknown} of them, {total} for the others"

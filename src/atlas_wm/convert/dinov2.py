@@ -40,11 +40,11 @@ def load_dinov2(encoder: Encoder, weights: str | None) -> None:
     """
     assert isinstance(encoder, ViTEncoder)  # kind dinov2
     path = _from_hub() if weights is None else Path(weights)
-    state = checkpoint_filter_fn(_read(path), encoder.vit)
+    given = _read(path)
     try:
-        encoder.vit.load_state_dict(state)
-    except RuntimeError as error:
-        first = str(error).split("\n")[1].strip()
+        encoder.vit.load_state_dict(checkpoint_filter_fn(given, encoder.vit))
+    except (RuntimeError, IndexError) as error:  # of torch, or of timm, which resamples positions
+        first = str(error).split("\n")[:2][-1].strip()
         raise UserError(f"{path} does not hold the weights of this encoder ({first}): {REMEDY}") from error
 
 

@@ -4,6 +4,7 @@ Each episode is a function of (seed, episode number), so the dataset does not de
 """
 
 import json
+import re
 import time
 from collections import deque
 from collections.abc import Callable, Generator
@@ -20,7 +21,7 @@ from atlas_wm.data.encoding import Episode, FrameEncoder, encode_images
 from atlas_wm.data.moments import moments_of
 from atlas_wm.data.partial import FORMATS, Partial, partial_of
 from atlas_wm.data.remote import as_url
-from atlas_wm.errors import UserError, unknown
+from atlas_wm.errors import UserError, short, unknown
 from atlas_wm.parallel.launch import own_cores
 from atlas_wm.parallel.workers import (
     TIMEOUT,
@@ -138,6 +139,8 @@ def collect(
         raise UserError(f"--out {url} is a URL: collect to a local path, then upload the dataset and its card")
     if out.suffix not in FORMATS:
         raise unknown("dataset ending", out.suffix, FORMATS)
+    if out.suffix == ".lance" and not re.fullmatch(r"[A-Za-z0-9._-]+", out.stem):
+        raise UserError(f"--out {short(str(out))}: the name of a Lance table has only letters, digits, _, - and .")
     for name, value, least in (("episodes", episodes, 1), ("seed", seed, 0), ("workers", workers, 1)):
         if value is not None and value < least:
             raise UserError(f"--{name} must be at least {least}, not {value}")

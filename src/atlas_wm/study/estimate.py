@@ -1,4 +1,5 @@
-"""How long a unit takes and how much it writes: as the last of its kind, else by rates once measured."""
+"""How long a unit takes and how much it writes: as those of its kind that are done, of the same method if there are
+any, else by rates once measured."""
 
 import os
 from collections import defaultdict
@@ -64,7 +65,9 @@ def place(slurm: str | None) -> Place:
 
 def estimate(unit: Unit, study: Study, known: Collection[Progress], cores: int, gpu: bool) -> Estimate:
     """None: nothing to go by."""
-    measured = [p.seconds for p in known if p.state == "done" and p.seconds and _alike(p.unit, unit)]
+    done = [p for p in known if p.state == "done" and p.seconds and _alike(p.unit, unit)]
+    same = [p for p in done if p.unit.run and unit.run and p.unit.run.method == unit.run.method]
+    measured = [p.seconds for p in same or done]
     size = 0.0
     if unit.kind == "collect":
         task = unit.command[1]
@@ -77,7 +80,7 @@ def estimate(unit: Unit, study: Study, known: Collection[Progress], cores: int, 
     elif unit.kind in ("try", "train") and unit.run is not None:
         recipe = untuned(unit.run.recipe)
         config = recipe_config(recipe, unit.run.method, unit.run.task).train
-        settings = study.settings | (study.try_settings if unit.kind == "try" else {})
+        settings = study.settings_of(unit.run.method) | (study.try_settings if unit.kind == "try" else {})
         steps = settings.get("train.steps", config.steps)
         if steps is None and unit.run.task in ROWS and study.dataset(unit.run.task).path is None:
             rows = study.dataset(unit.run.task).episodes * ROWS[unit.run.task]

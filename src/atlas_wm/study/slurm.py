@@ -46,8 +46,9 @@ def read_options(options: str) -> dict[str, Any]:
     except UserError as error:
         raise UserError(f"--slurm: {error}. Options: {', '.join(OPTIONS)}") from error
     for name in COUNTS:
-        if not given.get(name, "1").isdecimal():
-            raise UserError(f"--slurm: {name} must be a whole number, not {given[name]!r}")
+        value, least = given.get(name, "1"), 0 if name == "gpus_per_node" else 1
+        if not value.isdecimal() or int(value) < least:
+            raise UserError(f"--slurm: {name} must be a whole number of at least {least}, not {value!r}")
     return {name: int(value) if value.isdecimal() else value for name, value in given.items()}
 
 

@@ -136,6 +136,8 @@ class Study:
                 method in self.methods,
                 f"method_settings names {method}, which is none of the methods {', '.join(self.methods)}",
             )
+        both = sorted({*self.left_out} & {*self.methods})
+        require(not both, f"left_out names {', '.join(both)}, which methods names too: keep one of them")
         given = {m: _as_flags(f"method_settings.{m}", flags) for m, flags in self.method_settings.items()}
         object.__setattr__(self, "method_settings", given)
         require(self.mark is None or 0 < self.mark <= 100, "mark is a success rate in %, above 0 and at most 100")
@@ -310,9 +312,10 @@ def leave_out(study: Study, methods: Mapping[str, str]) -> Study:
 
 def changed(study: Study, **given: Any) -> Study:
     """The study with the settings that are given; datasets of tasks and settings of methods that are left out go
-    with them."""
+    with them. A method that is given is no longer left out."""
     given = {name: value for name, value in given.items() if value is not None}
     tasks, methods = given.get("tasks", study.tasks), given.get("methods", study.methods)
     datasets = {task: dataset for task, dataset in study.datasets.items() if task in tasks}
     settings = {method: flags for method, flags in study.method_settings.items() if method in methods}
-    return replace(study, **given, datasets=datasets, method_settings=settings)
+    left_out = given.pop("left_out", {m: why for m, why in study.left_out.items() if m not in methods})
+    return replace(study, **given, datasets=datasets, method_settings=settings, left_out=left_out)

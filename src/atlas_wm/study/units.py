@@ -19,6 +19,7 @@ from atlas_wm.study.tuning import Tuned, all_tuned, weight_settings
 Kind = Literal["collect", "try", "train", "head", "eval", "diagnose", "report"]
 Purpose = Literal["", "tries", "evaluation"]  # of demonstrations; "": to train on
 TUNING = "tuning.csv"  # the table of tries
+WEIGHTS_FLAG = "--model.encoder.weights"
 TRY_SEED = FIRST_SEED - 1  # of tries: none of the other runs'
 DATA_SEEDS: dict[Purpose, int] = {"": 0, "tries": 1, "evaluation": 2}
 
@@ -57,7 +58,7 @@ def units_of(study: Study, out: Path, chosen: Mapping[Tuned, float] | None = Non
         run = facts.pop("run", None)
         # A run depends on its tries by the weight in its command alone.
         needed = [units[need].key for need in needs if units[need].kind != "try"]
-        content = [kind, portable(command, out), facts, needed]
+        content = [kind, weights_by_name(portable(command, out)), facts, needed]
         key = hashlib.sha256(json.dumps(content, default=str).encode()).hexdigest()[:16]
         units[name] = Unit(name, kind, tuple(command), makes, tuple(needs), key, run)
         return name
@@ -220,6 +221,12 @@ def portable(command: Sequence[str], out: Path) -> tuple[str, ...]:
         "OUT" + part.removeprefix(place) if part == place or part.startswith(f"{place}/") else part
         for part in command
     )
+
+
+def weights_by_name(command: tuple[str, ...]) -> tuple[str, ...]:
+    """A command with the name alone of a file of pretrained weights, which may lie elsewhere on another machine."""
+    at = command.index(WEIGHTS_FLAG) + 1 if WEIGHTS_FLAG in command else len(command)
+    return (*command[:at], *(Path(file).name for file in command[at : at + 1]), *command[at + 1 :])
 
 
 def evaluation_flags(evaluation: Evaluation) -> Iterator[str]:
