@@ -39,11 +39,11 @@ def read(name: str) -> list[Row]:
 
 
 def differences(study: str, key: Callable[[Row], tuple[str, str]]) -> dict[tuple[str, str], str]:
-    """The text of each difference of a study."""
-    found = {}
+    """The text of each difference of a study, with its interval for other training seeds."""
+    found, columns = {}, ("points", "seeds_low", "seeds_high")
     for row in read("differences.csv"):
         if row["study"] == f"docs/results/{study}.toml":
-            points, low, high = (f"{float(row[name]):+.1f}".replace("-", "−") for name in ("points", "low", "high"))
+            points, low, high = (f"{float(row[name]):+.1f}".replace("-", "−") for name in columns)
             found[key(row)] = f"{points} [{low}, {high}]"
     return found
 
