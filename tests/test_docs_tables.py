@@ -59,8 +59,8 @@ def test_the_overview_of_the_results_has_no_number_of_its_own():
 
 
 def sure_numbers(text: str) -> set[str]:
-    """``6.0 [−4.4, 16.4]`` and ``63.4 ± 1.7``, without units. Some tables have the interval for other seeds in a column
-    of its own: ``| 6.0 [4.0, 8.3] | 39, 3 | 2.5 to 10.5 | −4.4 to 16.4 |``."""
+    """``6.0 [−4.4, 16.4]`` and ``63.4 ± 1.7``, without units. Some tables have the interval for other seeds in a
+    column of its own: ``| 6.0 [4.0, 8.3] | 39, 3 | 2.5 to 10.5 | −4.4 to 16.4 |``."""
     number = r"−?\d+\.\d+"
     plain = re.sub(r" (points|%)|[*+]", "", re.sub(r"\s+", " ", text))
     apart = rf"({number}) \[[^]]*\] \| \d+, \d+ \|(?: [^|]+ \|)? ({number}) to ({number}) \|"
