@@ -77,7 +77,7 @@ def methods(ax: Axes) -> None:
     for index, key in enumerate(ordered):
         line(ax, -index, NAMES.get(key, METHODS[key[0]].name), groups[key])
         beside(ax, -index, less.get(key, ""), 42)
-    beside(ax, 0.85, "mean    ATLAS less this, points", 6, color=MUTED, size=8)
+    beside(ax, 0.85, "mean    ATLAS − method, points", 6, color=MUTED, size=8)
     ax.set(title="Six methods, the paper's plan", ylim=(-len(ordered) + 0.4, 0.6))
 
 
@@ -89,7 +89,7 @@ def ways(ax: Axes) -> None:
             of = [run for run in runs if (run["method"], run["cost"], run["start"]) == (method, *way)]
             line(ax, -2.5 * index - place, f"{METHODS[method].name}, {WAYS[way]}", of)
         beside(ax, -2.5 * index - 0.5, less[way], 42)
-    beside(ax, 0.85, "mean    ATLAS less LeWM, points", 6, color=MUTED, size=8)
+    beside(ax, 0.85, "mean    ATLAS − LeWM, points", 6, color=MUTED, size=8)
     ax.set(title="Two of them, three ways to plan", ylim=(-6.6, 0.6))
 
 
@@ -138,7 +138,7 @@ def main(out: str) -> None:
         Patch(color=LINE, label="solved at the start"),
         mark(mfc="white", mec=INK, marker="o", ms=6, label="random actions"),
         mark(color=MODEL, marker="o", ms=7, label="ATLAS, --recipe tuned"),
-        mark(color=INK, marker="|", ms=11, mew=2, label="recorded actions"),
+        mark(color=INK, marker="|", ms=11, mew=2, label="replayed actions"),
     ]
     titles = {"success": "All episodes", "success_of_unsolved": "Episodes not solved at the start"}
     both = [partial(tasks, column=column, title=title) for column, title in titles.items()]
