@@ -1,12 +1,16 @@
 """What is wrong with a study is said before its first unit runs, not when the last one does."""
 
+import io
 from pathlib import Path
 
 import pytest
 from pretend import run
+from rich.console import Console
 
-from atlas_wm.cli.study import study
+from atlas_wm.cli.app import main
+from atlas_wm.cli.study import Shown, study
 from atlas_wm.errors import UserError
+from atlas_wm.study.records import Records
 from atlas_wm.study.study import Dataset, Evaluation, Study, read_study
 from atlas_wm.study.units import units_of
 
@@ -88,3 +92,15 @@ def test_a_dataset_that_nothing_will_read_may_be_gone(tmp_path, monkeypatch):
     (tmp_path / "mine.toml").write_text(text)
     run(read_study("mine.toml"), Path("runs/mine"))
     study("mine.toml", dry_run=True)
+
+
+def test_brackets_in_what_the_user_writes_are_printed(tmp_path, capsys, monkeypatch):
+    """Rich takes them for styles."""
+    monkeypatch.chdir(tmp_path)
+    Path("s.toml").write_text('methods = ["atlas"]\nleft_out = {"pldm" = "diverges [see notes] [/tmp/log]"}\n')
+    main(["study", "s.toml", "--out", "runs/[/a]", "--dry-run"])
+    printed = capsys.readouterr().out
+    assert "'pldm=diverges [see notes] [/tmp/log]' > 'runs/[/a]/units/report.log'" in printed
+    progress, console = {}, Console(force_terminal=True, file=io.StringIO())
+    console.print(Shown(console, lambda: progress, Records(Path("runs/[/a]"))).table())
+    assert "logs in runs/[/a]/units" in console.file.getvalue()

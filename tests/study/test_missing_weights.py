@@ -12,7 +12,7 @@ from atlas_wm.cli.study import study
 from atlas_wm.errors import UserError
 from atlas_wm.models.encoders import ViTEncoder
 from atlas_wm.recipes import recipe_config
-from atlas_wm.study.study import STUDIES, Study, leave_out, with_weights
+from atlas_wm.study.study import STUDIES, Study, changed, leave_out, with_weights
 from atlas_wm.study.units import units_of
 
 SMALL = {"patch-size": 8, "image-size": 16, "width": 12, "heads": 2, "depth": 1}  # instead of 22 M parameters
@@ -143,3 +143,11 @@ def test_the_papers_study_has_dino_wm_and_can_do_without(tmp_path):
     assert len(given) == 9 and all("dino-wm" in command for command in given)
     rest = leave_out(paper, {"dino-wm": "needs w.pth"})
     assert len([u for u in units_of(rest, tmp_path).values() if u.kind == "train"]) == 54
+
+
+def test_a_method_cannot_run_and_be_left_out():
+    with pytest.raises(UserError, match="left_out names lewm, which methods names too"):
+        Study(methods=("atlas", "lewm"), left_out={"lewm": "diverges"})
+    without = Study(methods=("atlas",), left_out={"lewm": "diverges"})
+    assert changed(without, methods=("atlas", "lewm")).left_out == {}
+    assert changed(without, seeds=2).left_out == without.left_out

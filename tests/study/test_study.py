@@ -338,26 +338,6 @@ def test_the_log_of_what_runs_or_failed_is_named(tmp_path, width):
     assert line.endswith(f"; log {tmp_path / 'units' / 'train_atlas-3072.log'}")
 
 
-def test_brackets_in_what_the_user_writes_are_printed(tmp_path, capsys, monkeypatch):
-    """Rich takes them for styles."""
-    monkeypatch.chdir(tmp_path)
-    Path("s.toml").write_text('methods = ["atlas"]\nleft_out = {"pldm" = "diverges [see notes] [/tmp/log]"}\n')
-    main(["study", "s.toml", "--out", "runs/[/a]", "--dry-run"])
-    printed = capsys.readouterr().out
-    assert "'pldm=diverges [see notes] [/tmp/log]' > 'runs/[/a]/units/report.log'" in printed
-    progress, console = {}, Console(force_terminal=True, file=io.StringIO())
-    console.print(Shown(console, lambda: progress, Records(Path("runs/[/a]"))).table())
-    assert "logs in runs/[/a]/units" in console.file.getvalue()
-
-
-def test_a_method_cannot_run_and_be_left_out():
-    with pytest.raises(UserError, match="left_out names lewm, which methods names too"):
-        Study(methods=("atlas", "lewm"), left_out={"lewm": "diverges"})
-    without = Study(methods=("atlas",), left_out={"lewm": "diverges"})
-    assert changed(without, methods=("atlas", "lewm")).left_out == {}
-    assert changed(without, seeds=2).left_out == without.left_out
-
-
 def test_dry_run_prints_commands_and_writes_nothing(tmp_path, capsys):
     main(["study", "ablation", "--tasks", "tworoom", "--seeds", "2", "--out", str(tmp_path / "out"), "--dry-run"])
     printed = capsys.readouterr().out
