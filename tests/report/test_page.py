@@ -312,3 +312,14 @@ def test_copies_of_a_training_seed_are_told_of(tmp_path):
     (warning,) = data_warnings(read_study(runs))
     assert "training seed 1: one, copy." in warning.text
     assert data_warnings(read_study([runs[0], runs[2]])) == []
+
+
+def test_a_dataset_that_all_evaluations_share_is_named_once(tmp_path, without_figures):
+    """Such as demonstrations that a study collects for them."""
+    runs = [make_run(tmp_path / name, name, data="0123456789abcdef") for name in ("atlas", "lewm")]
+    for run in runs:
+        for file in (run / "evaluation").glob("*.json"):
+            change(file, "data", "hash", value="another")
+    (success,) = (Page(write_report(runs)).sections["success"],)
+    assert success.count("(another)") == 1 and "TwoRoom: evaluated on tworoom.lance (another), not" in success
+    assert "offset 50, budget 75, all episodes" in success and "episodes, data" not in success

@@ -158,9 +158,10 @@ def bars(axes: Axes, rows: Sequence[Bar], *, reference: tuple[float, str] | None
     ends = [e.high if e.high is not None else e.value for b in rows if (e := b.estimate)]
     lows = [e.low if e.low is not None else e.value for b in rows if (e := b.estimate)]
     reach = max([top, *ends, *([reference[0]] if reference else [])], default=1.0) or 1.0
+    left = min(0.0, *lows, 0.0)
     for index, bar in enumerate(rows):
         y = -float(index)
-        axes.annotate(bar.label, (0, y), (1, 8), textcoords="offset points", va="bottom", fontsize=9, bbox=CLEAR)
+        axes.annotate(bar.label, (left, y), (1, 8), textcoords="offset points", va="bottom", fontsize=9, bbox=CLEAR)
         if bar.estimate is None:
             axes.annotate(bar.text or "not available", (0, y), (3, 0), textcoords="offset points", va="center",
                           fontsize=8, color=MUTED, style="italic")  # fmt: skip
@@ -174,7 +175,7 @@ def bars(axes: Axes, rows: Sequence[Bar], *, reference: tuple[float, str] | None
         end = max(e.value, e.high if e.high is not None else e.value, 0)
         axes.annotate(bar.text or f"{e.value:.2f}", (end, y), (5, 0), textcoords="offset points", va="center",
                       fontsize=9, bbox=CLEAR)  # fmt: skip
-    axes.set(ylim=(-len(rows) + 0.45, 0.85), xlim=(min(0.0, *lows, 0.0), reach * 1.32), yticks=[])
+    axes.set(ylim=(-len(rows) + 0.45, 0.85), xlim=(left, max(reach * 1.32, reach - 0.32 * left)), yticks=[])
     axes.grid(axis="y", visible=False)
     axes.spines["left"].set_visible(False)
     if reference:

@@ -185,15 +185,25 @@ def _suffix(run: Run, result: EvaluationResult) -> str:
     return result.condition_suffix(run.data_hash or result.data.hash)
 
 
+def one_dataset(study: Study, task: str) -> str:
+    """``, data NAME (HASH)`` if all evaluations of the task are on one dataset that no run was trained on, or ""."""
+    found = {
+        result.data_suffix(run.data_hash or result.data.hash)
+        for condition in conditions(study, task)
+        for run, result in _evaluated(study, task, condition)
+    }
+    return found.pop() if len(found) == 1 else ""
+
+
 def condition_text(study: Study, task: str, condition: str) -> str:
-    """With the dataset where nothing else tells it from another condition."""
+    """With the dataset where nothing else tells it from another condition, or where they have different ones."""
 
     def text(name: str) -> str:
         return max((evaluated_as(run, result) for run, result in _evaluated(study, task, name)), key=len)
 
     own = text(condition)
     if sum(text(name) == own for name in conditions(study, task)) == 1:
-        return own
+        return own.removesuffix(one_dataset(study, task))
     return f"{own}, data {_evaluated(study, task, condition)[0][1].data.hash}"
 
 
@@ -251,6 +261,8 @@ def _notices(study: Study) -> list[Notice]:
         if not run.evaluations:
             notices.append(Notice("missing", f"Not measured: {run.name}.", f"atlas eval {run.folder}"))
     for task in study.tasks:
+        if data := one_dataset(study, task).removeprefix(", data "):
+            notices.append(Notice("note", f"{task_name(task)}: evaluated on {data}, not on the training data."))
         for condition in conditions(study, task):
             found = _evaluated(study, task, condition)
             runs = [run for run, _ in found]
@@ -342,6 +354,6 @@ def _lead(first: Group, second: Group, condition: str) -> str:
     low, high = difference.interval
     seeds = len(difference.by_run)
     over = f"{seeds} training seeds and the demonstrations" if seeds > 1 else "demonstrations, one training seed"
-    lead = f"{first.label} less {second.label}: {difference.points:+.1f} points"
+    lead = f"{first.label} minus {second.label}: {difference.points:+.1f} points"
     chance = " Chance may explain it." if low <= 0 <= high else ""
     return f"{lead}, 95 % interval {low:+.1f} to {high:+.1f} over {over}.{chance}"

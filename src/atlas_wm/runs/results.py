@@ -298,9 +298,11 @@ class EvaluationResult:
             parts.append(f"vary {self.variation_text}")
         if self.task != self.trained_task:
             parts.append(f"task {self.task}")
-        if self.data.hash != training_data:
-            parts.append(f"data {Path(self.data.path).name} ({self.data.hash})")
-        return "".join(f", {part}" for part in parts)
+        return "".join(f", {part}" for part in parts) + self.data_suffix(training_data)
+
+    def data_suffix(self, training_data: str | None) -> str:
+        """The part for a dataset other than the training data."""
+        return "" if self.data.hash == training_data else f", data {Path(self.data.path).name} ({self.data.hash})"
 
     def write(self, folder: Path, films: Mapping[int, np.ndarray]) -> Path:
         """Write the file and ``NAME.films.npz``. Only a result with the same settings is replaced.

@@ -48,12 +48,12 @@ def row(evaluated: Evaluated, progress: Mapping[str, Progress]) -> dict[str, Any
         "cost": result.plan.cost,
         "start": result.plan.start,
         "replan_every": result.plan.execute,
-        "success": model.success_mean,
-        "id": model.success_id_mean,
-        "ood": model.success_ood_mean,
-        "without_solved": model.success_without_solved,
-        **{name: rates.get(name) for name in ("random", "replay", "oracle")},
-        "of_oracle": result.share_of_oracle,
+        "success": _rounded(model.success_mean),
+        "id": _rounded(model.success_id_mean),
+        "ood": _rounded(model.success_ood_mean),
+        "without_solved": _rounded(model.success_without_solved),
+        **{name: _rounded(rates.get(name)) for name in ("random", "replay", "oracle")},
+        "of_oracle": _rounded(result.share_of_oracle),
         "steps": round(model.steps, 2),
         "ms_per_plan": None if seconds is None else round(1000 * seconds, 2),
         "episodes": model.count,
@@ -61,6 +61,10 @@ def row(evaluated: Evaluated, progress: Mapping[str, Progress]) -> dict[str, Any
         "eval_minutes": _minutes(progress, "eval", run),
         "score": last_score(file.parent.parent),
     }
+
+
+def _rounded(percent: float | None) -> float | None:
+    return None if percent is None else round(percent, 4)
 
 
 def _minutes(progress: Mapping[str, Progress], kind: str, run: RunName) -> float:
