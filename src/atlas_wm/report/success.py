@@ -186,7 +186,7 @@ def _suffix(run: Run, result: EvaluationResult) -> str:
 
 
 def one_dataset(study: Study, task: str) -> str:
-    """``, data NAME (HASH)`` if all evaluations of the task are on one dataset that no run was trained on, or ""."""
+    """``, data NAME (HASH)`` if all results of a task are on one dataset that no run was trained on, else ""."""
     found = {
         result.data_suffix(run.data_hash or result.data.hash)
         for condition in conditions(study, task)
