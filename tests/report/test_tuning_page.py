@@ -54,6 +54,14 @@ def test_every_try_is_drawn_and_listed_with_the_chosen_one(tries, tmp_path):
     assert "the try with wemreg 30 failed" in notices[1]
 
 
+def test_a_close_choice_is_told_of(tries):
+    tries.write_text(TRIES.replace("0.91", "0.925").replace("0.85,", "0.8705,"))
+    notices = [b.text for b in tuning_section(Study([], tries=read_tries(tries))).blocks if isinstance(b, Notice)]
+    close = [text for text in notices if "Longer tries may choose another" in text]
+    assert "wemreg 3 are within 0.01 of the chosen wemreg 0.3" in close[0]
+    assert "sigreg 0.9 are within 0.01 of the chosen sigreg 0.09" in close[1] and len(close) == 2
+
+
 def test_without_tries_there_is_no_section():
     assert not tuning_section(Study([])).blocks
 

@@ -17,6 +17,7 @@ from atlas_wm.report.style import ALPHAS, OTHER_COLOURS, Figure, Panel
 from atlas_wm.report.success import condition_text, primary
 from atlas_wm.report.training import SCORE
 
+CLOSE = 0.01  # planning scores differ by as much between training seeds (docs/results/pusht-small.md)
 LEAST_RUNS = 5  # for a rank correlation
 BELOW: Any = {"loc": "upper left", "bbox_to_anchor": (-0.15, -0.2)}  # a legend that hides no point
 LINE = 0.18  # inches of a line of it
@@ -68,13 +69,22 @@ def _notices(tries: Sequence[Try]) -> list[Notice]:
     notices = []
     for one in tries:
         where = f"{task_name(one.task)}, {one.recipe}, {method_name(one.method)}"
-        mine = [t.factor for t in tries if (t.task, t.recipe, t.method) == (one.task, one.recipe, one.method)]
+        same = [t for t in tries if (t.task, t.recipe, t.method) == (one.task, one.recipe, one.method)]
+        mine, close = [t.factor for t in same], [t.weights for t in same if t is not one and _close(t, one)]
+        if one.chosen and close:
+            text = f"{where}: the scores of {', '.join(close)} are within {CLOSE} of the chosen {one.weights}, as "
+            text += "those of training seeds are. Longer tries may choose another."
+            notices.append(Notice("note", text))
         if one.chosen and len(mine) > 1 and one.factor in (min(mine), max(mine)):
             edge = f"{where}: {one.weights}, the chosen weight, is at the edge of those tried"
             notices.append(Notice("note", f"{edge}. One beyond may be better."))
         if one.state == "failed":
             notices.append(Notice("warning", f"{where}: the try with {one.weights} failed and was not chosen."))
     return notices
+
+
+def _close(one: Try, chosen: Try) -> bool:
+    return one.score is not None and chosen.score is not None and chosen.score - one.score < CLOSE
 
 
 def _draw_tries(axes: Axes, tries: Sequence[Try]) -> None:
