@@ -3,6 +3,7 @@
 import multiprocessing
 import os
 import shutil
+import signal
 import sys
 
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # before torch: see atlas_wm/cli/app.py
@@ -214,3 +215,11 @@ def pytest_xdist_make_scheduler(config, log):
             return "tests/diagnose" if nodeid.startswith("tests/diagnose/") else super()._split_scope(nodeid)
 
     return Scheduling(config, log)
+
+
+@pytest.fixture
+def heard_interrupts():
+    """A shell has them ignored by what it runs in the background."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)

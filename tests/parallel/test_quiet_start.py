@@ -27,7 +27,8 @@ def test_a_child_does_not_warn_of_atari_and_warns_of_the_rest(monkeypatch, befor
     assert os.environ.get("PYTHONWARNINGS") == before
 
 
-def test_ctrl_c_does_not_reach_a_child(tmp_path):
+@pytest.mark.usefixtures("heard_interrupts")
+def test_ctrl_c_does_not_reach_a_child():
     interrupted = [sys.executable, "-c", "import os, signal; os.kill(os.getpid(), signal.SIGINT); print('alive')"]
     before = signal.pthread_sigmask(signal.SIG_BLOCK, ())
     with quiet_start():

@@ -196,14 +196,6 @@ def test_without_data_nothing_else_runs(tmp_path):
     assert set(states.values()) == {"failed", "blocked"}
 
 
-@pytest.fixture
-def heard_interrupts():
-    """A shell has them ignored by what it runs in the background."""
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    yield
-    signal.signal(signal.SIGINT, before)
-
-
 @pytest.mark.usefixtures("heard_interrupts")
 def test_an_interruption_stops_what_runs(tmp_path):
     """Ctrl-C, or SIGTERM, as a job scheduler or `kill` sends it."""

@@ -279,10 +279,8 @@ class EvaluationResult:
         )
 
     def condition_suffix(self, training_data: str | None) -> str:
-        """What distinguishes the condition apart from offset, budget and part: ``, cost x, task y``, or nothing.
-
-        training_data: hash of the run's training data.
-        """
+        """What distinguishes the condition apart from offset, budget and part: ``, cost x, task y``, or nothing;
+        also a dataset other than the training data, whose hash is given."""
         plan, parts = self.plan, [f"weights {self.weights}"] if self.weights else []
         if self.protocol.leave_out_solved:
             parts.append("without episodes solved at the start")
